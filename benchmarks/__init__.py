@@ -1,0 +1,1 @@
+"""Benchmarks of kittens_torch against the other attention kernels that are installed: ``python -m benchmarks.run``."""

@@ -1,0 +1,11 @@
+#include "forward_sm90.h"
+
+#include "forward.h"
+
+namespace kittens_torch {
+
+forward_launcher find_forward_sm90(element_type type, int configuration, bool interval) {
+  return type == element_type::bfloat16 ? forward_sm90_bfloat16(configuration, interval) : forward_sm90_float16(configuration, interval);
+}
+
+}  // namespace kittens_torch

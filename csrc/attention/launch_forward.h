@@ -1,0 +1,54 @@
+// From the host's arguments to a running forward kernel. The same code for every machine.
+#pragma once
+#include <utility>
+
+#include "forward.cuh"
+
+namespace kittens_torch {
+inline namespace KITTENS_MACHINE {
+
+// Heads whose K and V fit 32 of the H200's 60 MB second-level cache together: a power of two, so that heads divide evenly.
+inline int heads_that_share_l2(const forward_arguments& a, int element_bytes) {
+  const int64_t heads = a.query.size[0] * a.query.size[1], group = a.query.size[1] / a.key.size[1];
+  const int64_t bytes = (a.key.size[3] + a.value.size[3]) * a.key.size[2] * element_bytes;
+  int64_t count = 1;
+  while (count * 2 <= heads && count * 2 * bytes <= (int64_t(32) << 20) * group) count *= 2;
+  return static_cast<int>(count);
+}
+
+template <class C> const char* launch_forward(const forward_arguments& a, const kittens::execution& execution) {
+  using real = typename forward_params<C>::real;
+  forward_params<C> p;
+  // A copy with fewer keys: what no row sees is outside the tensor, so it is never loaded.
+  kittens::tensor_view key = a.key, value = a.value;
+  key.size[2] = value.size[2] = a.mask.length_k > 0 ? a.mask.length_k : 1;
+  const char* error = nullptr;
+  if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.key, key)) ||
+      (error = kittens::make_tile_map(p.value, value)) || (error = kittens::make_tile_map(p.output, a.output)))
+    return error;
+  p.logsumexp = static_cast<real*>(a.logsumexp);
+  p.mask = a.mask;
+  p.scale_log2 = static_cast<real>(a.scale * 1.4426950408889634);
+  p.heads = static_cast<int>(a.query.size[1]);
+  p.group = static_cast<int>(a.query.size[1] / a.key.size[1]);
+  p.length_q = static_cast<int>(a.query.size[2]);
+  p.row_tiles = (p.length_q + C::block_m - 1) / C::block_m;
+  p.tiles = static_cast<int>(a.query.size[0] * p.heads * p.row_tiles);
+  p.heads_in_l2 = heads_that_share_l2(a, sizeof(typename C::element));
+  p.next_tile = a.next_tile;
+  return kittens::launch<forward_kernel<C>>(p, a.grid, execution);
+}
+
+template <class T, const auto& Rows, int... Row> forward_launcher forward_launcher_at(int configuration, bool interval, std::integer_sequence<int, Row...>) {
+  static constexpr forward_launcher launchers[][2] = {
+      {&launch_forward<forward_config<T, Rows, Row, false>>, &launch_forward<forward_config<T, Rows, Row, true>>}...};
+  return launchers[configuration][interval];
+}
+
+// The launcher of one row of a table, for one element type and mask class.
+template <class T, const auto& Rows, int Count> forward_launcher find_forward_launcher(int configuration, bool interval) {
+  return forward_launcher_at<T, Rows>(configuration, interval, std::make_integer_sequence<int, Count>{});
+}
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens_torch

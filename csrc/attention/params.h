@@ -1,0 +1,25 @@
+// What the host hands to an operator's launcher. Plain structs, shared by host and device; no torch.
+#pragma once
+#include "../kittens/core/execution.h"
+#include "../kittens/core/shapes.h"
+#include "mask.h"
+
+namespace kittens_torch {
+
+enum class element_type : int { bfloat16, float16, float32, float64 };
+
+struct forward_arguments {
+  kittens::tensor_view query, key, value, output;  // (batch, head, row, column); any strides the machine's tile_map accepts
+  void* logsumexp;                                 // (batch, head, row) contiguous, float (double for float64)
+  element_type type;
+  int configuration;                               // row of the machine's table in config.h
+  int grid;                                        // CTAs to launch
+  double scale;                                    // > 0
+  interval_mask mask;
+  int* next_tile;                                  // zeroed counter that hands out tiles, or null: every CTA walks with stride `grid`
+};
+
+// Launches the kernel of one (element type, configuration, mask class), or returns an error text. Null if it went well.
+using forward_launcher = const char* (*)(const forward_arguments&, const kittens::execution&);
+
+}  // namespace kittens_torch

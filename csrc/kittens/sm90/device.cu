@@ -1,0 +1,45 @@
+#include "device.h"
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+namespace kittens {
+namespace {
+
+constexpr int most_devices = 64;
+
+const char* text_of(cudaError_t code) { return code == cudaSuccess ? nullptr : cudaGetErrorString(code); }
+
+// Asked once per device: an attribute query costs about a microsecond, a whole call should cost ten.
+int cached_attribute(std::atomic<int> (&cache)[most_devices], cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= most_devices) return 0;
+  int value = cache[device].load(std::memory_order_relaxed);
+  if (value == 0 && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) cache[device].store(value, std::memory_order_relaxed);
+  return value;
+}
+
+}  // namespace
+
+const char* use_device(int device) {
+  int current = -1;
+  if (cudaGetDevice(&current) == cudaSuccess && current == device) return nullptr;
+  return text_of(cudaSetDevice(device));
+}
+
+int multiprocessors(int device) {
+  static std::atomic<int> cache[most_devices];
+  return cached_attribute(cache, cudaDevAttrMultiProcessorCount, device);
+}
+
+int compute_capability(int device) {
+  static std::atomic<int> major[most_devices], minor[most_devices];
+  return 10 * cached_attribute(major, cudaDevAttrComputeCapabilityMajor, device) +
+         cached_attribute(minor, cudaDevAttrComputeCapabilityMinor, device);
+}
+
+const char* clear_async(void* pointer, size_t bytes, void* stream) {
+  return text_of(cudaMemsetAsync(pointer, 0, bytes, static_cast<cudaStream_t>(stream)));
+}
+
+}  // namespace kittens

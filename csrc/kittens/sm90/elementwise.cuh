@@ -1,0 +1,103 @@
+// Elementwise operations, reductions along rows, and conversion.
+#pragma once
+#include "types.cuh"
+
+namespace kittens {
+inline namespace KITTENS_MACHINE {
+
+template <class T> KITTENS_INLINE uint32_t pack(float low, float high) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+template <int C> KITTENS_INLINE void fill(register_tile<float, C>& t, float x) {
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = x;
+}
+KITTENS_INLINE void fill(row_vector<float>& v, float x) { v.d[0] = v.d[1] = x; }
+
+// f(row, column, x) or f(x), in place
+template <int C, class F> KITTENS_INLINE void map(register_tile<float, C>& t, F f) {
+  if constexpr (std::is_invocable_v<F, float>) {
+    KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i]);
+  } else {
+    const int row = thread::first_row(), column = thread::first_column();
+    KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1), t.d[i]);
+  }
+}
+template <class F> KITTENS_INLINE void map(row_vector<float>& out, const row_vector<float>& a, F f) {
+  KITTENS_UNROLL for (int r = 0; r < 2; r++) out.d[r] = f(a.d[r]);
+}
+template <class F> KITTENS_INLINE void map(row_vector<float>& out, const row_vector<float>& a, const row_vector<float>& b, F f) {
+  KITTENS_UNROLL for (int r = 0; r < 2; r++) out.d[r] = f(a.d[r], b.d[r]);
+}
+template <int C, class F> KITTENS_INLINE void map_rows(register_tile<float, C>& t, const row_vector<float>& v, F f) {
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i], v.d[(i >> 1) & 1]);
+}
+template <int C, class F> KITTENS_INLINE void map_columns(register_tile<float, C>& t, const shared_vector<float, C>& v, F f) {
+  KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
+    const float2 x = *reinterpret_cast<const float2*>(v.data + 8 * j + thread::first_column());
+    KITTENS_UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) t.d[i] = f(t.d[i], i & 1 ? x.y : x.x);
+  }
+}
+template <int C, class F>
+KITTENS_INLINE void map_columns(register_tile<float, C>& t, const register_tile<float, C>& u, const shared_vector<float, C>& v, F f) {
+  KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
+    const float2 x = *reinterpret_cast<const float2*>(v.data + 8 * j + thread::first_column());
+    KITTENS_UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) t.d[i] = f(t.d[i], u.d[i], i & 1 ? x.y : x.x);
+  }
+}
+
+// v = max(v, row maxima of t). A NaN does not survive a maximum; it does survive the exponential that follows.
+template <int C> KITTENS_INLINE void row_max(row_vector<float>& v, const register_tile<float, C>& t) {
+  float m[2] = {v.d[0], v.d[1]};
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) m[(i >> 1) & 1] = fmaxf(m[(i >> 1) & 1], t.d[i]);
+  KITTENS_UNROLL for (int r = 0; r < 2; r++) {
+    m[r] = fmaxf(m[r], __shfl_xor_sync(~0u, m[r], 1));
+    v.d[r] = fmaxf(m[r], __shfl_xor_sync(~0u, m[r], 2));
+  }
+}
+
+// Row sums stay a share in each thread of a quad until row_sum_finish: one exchange per tile of rows instead of one per block.
+template <int C> KITTENS_INLINE void row_sum(row_vector<float>& v, const register_tile<float, C>& t) {
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) v.d[(i >> 1) & 1] += t.d[i];
+}
+KITTENS_INLINE void row_sum_finish(row_vector<float>& v) {
+  KITTENS_UNROLL for (int r = 0; r < 2; r++) {
+    v.d[r] += __shfl_xor_sync(~0u, v.d[r], 1);
+    v.d[r] += __shfl_xor_sync(~0u, v.d[r], 2);
+  }
+}
+
+// weights = exp2(t * scale - shift), rounded; sums = this thread's share of the row sums. t stays as it was.
+template <class T, int C>
+KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift, float scale,
+                              row_vector<float>& sums) {
+  float share[4] = {0, 0, 0, 0};
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 4) {
+    float e[4];
+    KITTENS_UNROLL for (int k = 0; k < 4; k++) {
+      e[k] = kittens::exp2(fmaf(t.d[i + k], scale, -shift.d[k / 2]));
+      share[k] += e[k];
+    }
+    weights.d[i / 2] = pack<T>(e[0], e[1]);
+    weights.d[i / 2 + 1] = pack<T>(e[2], e[3]);
+  }
+  sums.d[0] = share[0] + share[1];
+  sums.d[1] = share[2] + share[3];
+}
+
+// True where a value of this warp's rows is above the limit or NaN: warps decide one by one.
+KITTENS_INLINE bool any_above(const row_vector<float>& v, float limit) {
+  return __any_sync(~0u, !(v.d[0] <= limit && v.d[1] <= limit));
+}
+
+template <class T, int C> KITTENS_INLINE void convert(register_tile<T, C>& out, const register_tile<float, C>& t) {
+  KITTENS_UNROLL for (int i = 0; i < C / 4; i++) out.d[i] = pack<T>(t.d[2 * i], t.d[2 * i + 1]);
+}
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens

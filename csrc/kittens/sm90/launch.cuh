@@ -1,0 +1,86 @@
+// Host side: tensor maps and launches. Nothing here needs libcuda at link time; the one driver function is asked of the runtime.
+#pragma once
+#include <cuda_runtime.h>
+#include <cstdio>
+
+#include "../core/execution.h"
+#include "copies.cuh"
+
+namespace kittens {
+inline namespace KITTENS_MACHINE {
+
+inline constexpr int shared_memory_limit = 232448;  // bytes a CTA may have: 227 KB
+
+// A launch configured by its kernel: params, shared, warpgroups, run(). One CTA per multiprocessor, so that a thread's registers follow from
+// setmaxnreg alone.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::warpgroups * 128, 1) entry(const __grid_constant__ typename Kernel::params params) {
+  extern __shared__ __align__(1024) char memory[];
+  Kernel::run(params, *reinterpret_cast<typename Kernel::shared*>(memory),
+              cta{thread::warpgroup(), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)});
+}
+
+// An error text that outlives the call that made it.
+template <class... Args> const char* describe(const char* format, Args... args) {
+  thread_local char text[256];
+  snprintf(text, sizeof text, format, args...);
+  return text;
+}
+
+using encode_tiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                  CUtensorMapFloatOOBfill);
+
+inline encode_tiled find_encode_tiled() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) != cudaSuccess) return nullptr;
+  return result == cudaDriverEntryPointSuccess ? reinterpret_cast<encode_tiled>(function) : nullptr;
+}
+
+// The tensor must have stride 1 along its columns, other strides that are multiples of 16 bytes, and a 16-byte aligned base.
+template <class T, int R, int C> const char* make_tile_map(tile_map<shared_tile<T, R, C>>& out, const tensor_view& t) {
+  using layout = tile_layout<T, R, C>;
+  static_assert(R <= 256, "tile_map: a TMA box has at most 256 rows");
+  static const encode_tiled encode = find_encode_tiled();
+  if (!encode) return "the CUDA driver has no cuTensorMapEncodeTiled: a driver for CUDA 12 or newer is needed";
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(t.size[3]), static_cast<cuuint64_t>(t.size[2]), static_cast<cuuint64_t>(t.size[1]),
+                               static_cast<cuuint64_t>(t.size[0])};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(t.stride[2]) * sizeof(T), static_cast<cuuint64_t>(t.stride[1]) * sizeof(T),
+                                 static_cast<cuuint64_t>(t.stride[0]) * sizeof(T)};
+  const cuuint32_t box[4] = {layout::panel_columns, R, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const CUtensorMapSwizzle mode = layout::mode == swizzle::bytes128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                  : layout::mode == swizzle::bytes64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                                     : CU_TENSOR_MAP_SWIZZLE_32B;
+  const CUresult code =
+      encode(&out.map, std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, t.data, sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, mode, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (code == CUDA_SUCCESS) return nullptr;
+  return describe("cuTensorMapEncodeTiled refused a tensor of size (%lld, %lld, %lld, %lld), strides (%lld, %lld, %lld) (error %d)",
+                  static_cast<long long>(t.size[0]), static_cast<long long>(t.size[1]), static_cast<long long>(t.size[2]),
+                  static_cast<long long>(t.size[3]), static_cast<long long>(t.stride[0]), static_cast<long long>(t.stride[1]),
+                  static_cast<long long>(t.stride[2]), static_cast<int>(code));
+}
+
+inline constexpr int most_devices = 64;
+
+template <class Kernel> const char* launch(const typename Kernel::params& params, int grid, const execution& execution) {
+  constexpr int bytes = sizeof(typename Kernel::shared);
+  static_assert(bytes <= shared_memory_limit, "launch: the kernel's shared struct exceeds the 227 KB that a CTA may have");
+  static_assert(sizeof(typename Kernel::params) <= 4096, "launch: kernel parameters exceed 4 KB");
+  static bool allowed[most_devices] = {};  // per device: the attribute belongs to the device's copy of the kernel
+  int device = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code == cudaSuccess && (device >= most_devices || !allowed[device])) {
+    code = cudaFuncSetAttribute(entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (device < most_devices) allowed[device] = code == cudaSuccess;
+  }
+  if (code == cudaSuccess) {
+    entry<Kernel><<<grid, Kernel::warpgroups * 128, bytes, static_cast<cudaStream_t>(execution.stream)>>>(params);
+    code = cudaGetLastError();
+  }
+  return code == cudaSuccess ? nullptr : describe("the launch failed: %s", cudaGetErrorString(code));
+}
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens

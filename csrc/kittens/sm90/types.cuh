@@ -1,0 +1,99 @@
+// Register tiles and vectors, shared tiles and vectors, and views of them.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cstdint>
+#include <type_traits>
+
+#include "../core/defines.h"
+#include "../core/shapes.h"
+
+namespace kittens {
+inline namespace KITTENS_MACHINE {
+
+using bf16 = __nv_bfloat16;
+using fp16 = __half;
+
+template <class T> using accumulator = float;
+template <class T> inline constexpr bool is_16_bit = std::is_same_v<T, bf16> || std::is_same_v<T, fp16>;
+
+// 64 x C, in the layout of a wgmma accumulator. Thread t of the warpgroup holds, for each group of 8 columns, two neighbouring columns
+// 2 (t % 4) of row 16 (t / 32) + t % 32 / 4 and of the row 8 below. A 16-bit tile packs the pairs: it is then a wgmma A operand as it stands.
+template <class T, int C> struct register_tile;
+template <int C> struct register_tile<float, C> {
+  static_assert(C % 8 == 0 && C <= 256, "register_tile: columns must be a multiple of 8, at most 256");
+  float d[C / 2];
+};
+template <class T, int C>
+  requires is_16_bit<T>
+struct register_tile<T, C> {
+  static_assert(C % 16 == 0 && C <= 256, "register_tile: columns of a 16-bit tile must be a multiple of 16, at most 256");
+  uint32_t d[C / 4];
+};
+
+// One value for each of the thread's two rows; the four threads of a quad hold the same one (or a share of it, before row_sum_finish).
+template <class T> struct row_vector {
+  T d[2];
+};
+
+template <class T, int R, int C> struct alignas(1024) shared_tile {
+  using element = T;
+  using layout = tile_layout<T, R, C>;
+  static constexpr int rows = R, columns = C, bytes = layout::bytes;
+  T data[R * C];
+};
+
+template <class T, int N> struct alignas(16) shared_vector {
+  static constexpr int bytes = N * static_cast<int>(sizeof(T));
+  static_assert(bytes % 16 == 0, "shared_vector: bulk copies move multiples of 16 bytes");
+  T data[N];
+};
+
+template <class Tile, bool present> struct optional_tile {
+  Tile tile;
+};
+template <class Tile> struct optional_tile<Tile, false> {};
+
+template <class Tile> struct shared_rows {
+  Tile& tile;
+  int first;
+};
+template <class Tile> struct shared_columns {
+  Tile& tile;
+  int first;
+};
+template <class Tile> KITTENS_INLINE shared_rows<Tile> rows_of(Tile& tile, int first) { return {tile, first}; }
+template <class Tile> KITTENS_INLINE shared_columns<Tile> columns_of(Tile& tile, int first) { return {tile, first}; }
+
+// Who this thread is, as far as a kernel may know. Within a warpgroup: lane, warp, and the thread's first row and column.
+namespace thread {
+KITTENS_INLINE int in_warpgroup() { return threadIdx.x & 127; }
+KITTENS_INLINE int lane() { return threadIdx.x & 31; }
+KITTENS_INLINE int warp() { return (threadIdx.x >> 5) & 3; }
+KITTENS_INLINE int warpgroup() { return __shfl_sync(~0u, threadIdx.x >> 7, 0); }
+KITTENS_INLINE int first_row() { return warp() * 16 + lane() / 4; }
+KITTENS_INLINE int first_column() { return 2 * (lane() & 3); }
+// The same as in_warpgroup, but read anew at each use: addresses made from it are not kept in registers across a kernel's loops.
+KITTENS_INLINE uint32_t in_warpgroup_now() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x & 127;
+}
+}  // namespace thread
+
+KITTENS_INLINE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+template <class T> KITTENS_INLINE constexpr T infinity() { return __builtin_huge_valf(); }
+
+// Largest sum of one block's weights that neither the weights' type nor, times values of ordinary size, the output's sums overflow.
+template <class T> KITTENS_INLINE constexpr float weight_limit() { return std::is_same_v<T, fp16> ? 0x1p15f : 0x1p16f; }
+
+KITTENS_INLINE float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+KITTENS_INLINE float log(float x) { return __logf(x); }
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens

@@ -1,0 +1,41 @@
+from typing import Any
+
+class ForwardPlan:
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def configuration(self) -> int: ...
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def block_n(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
+    @property
+    def consumers(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def grid(self) -> int: ...
+    @property
+    def prefer_torch(self) -> bool: ...
+    @property
+    def reason(self) -> str: ...
+
+def forward(
+    *,
+    machine: str,
+    dtype: str,
+    batch: int,
+    heads: int,
+    heads_k: int,
+    length_q: int,
+    length_k: int,
+    head_dim: int,
+    value_dim: int,
+    corner: int,
+    window_left: int,
+    window_right: int,
+    processors: int = 132,
+) -> ForwardPlan: ...
+def build() -> dict[str, Any]: ...

@@ -1,0 +1,276 @@
+"""From the arguments of a call to the operands of the forward op, or to the reason why the call goes to torch.
+
+`functional` runs the result, `explain` describes it: both see the same decision.
+"""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
+# (as torch leaves them)
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from . import checks, dispatch, ops
+
+UPPER_LEFT, LOWER_RIGHT = 1, 2
+SMALLEST_FLOAT32 = 2.0**-126
+
+
+class Operands(NamedTuple):
+    """What the forward op gets, and how its output becomes the call's."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    corner: int
+    window_left: int
+    window_right: int
+    # Leading dims of the call's output, where they are not the (batch, heads) of the op.
+    leading: tuple[int, ...] | None = None
+    # Whether torch has a fused kernel for the call too.
+    plain: bool = False
+
+    def restore(self, output: Tensor) -> Tensor:
+        """The op's (B, H, L, Dv) output in the shape of the call."""
+        if self.leading is None:
+            return output
+        return output.view(*self.leading, *output.shape[2:])
+
+
+class Fallback(NamedTuple):
+    """The call is valid and goes to torch."""
+
+    reason: str
+
+
+def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Casts as torch's autocast does for its own attention: floating tensors of the device, float64 excepted."""
+    device_type = operands[0].device.type
+    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
+        return operands
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(
+        operand.to(dtype)
+        if operand.is_floating_point() and operand.dtype != torch.float64 and operand.device.type == device_type
+        else operand
+        for operand in operands
+    )
+
+
+def fold_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The op takes positive scales: a sign or a zero moves into a copy of the query."""
+    if query.dtype != torch.float64 and -SMALLEST_FLOAT32 < scale < SMALLEST_FLOAT32:
+        scale = 0.0  # It would be zero or denormal in the kernel's float32, where -inf * 0 is NaN.
+    if scale > 0:
+        return query, scale
+    if scale < 0:
+        return -query, -scale
+    return query * 0, 1.0
+
+
+def has_tangent(*operands: Tensor) -> bool:
+    """Whether forward-mode AD differentiates one of the operands."""
+    if torch.autograd.forward_ad._current_level < 0:
+        return False
+    return any(torch.autograd.forward_ad.unpack_dual(operand).tangent is not None for operand in operands)
+
+
+def of_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    causal: Any,
+    window: Any,
+    mask: Any,
+    bias: Any,
+    key_lengths: Any,
+    softcap: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    dropout_p: Any,
+    scale: Any,
+    return_lse: Any,
+    deterministic: Any,
+) -> Operands:
+    """Operands of `attention(...)`, which never goes to torch: what it cannot run, it refuses."""
+    later = {
+        "mask": mask is not None,
+        "bias": bias is not None,
+        "key_lengths": key_lengths is not None,
+        "softcap": softcap != 0.0,
+        "alibi_slopes": alibi_slopes is not None,
+        "sinks": sinks is not None,
+        "dropout_p": dropout_p != 0.0,
+    }
+    given = [name for name, used in later.items() if used]
+    if given:
+        raise NotImplementedError(f"attention has no kernel yet for {', '.join(given)}; leave them at their defaults")
+    checks.flag("return_lse", return_lse)
+    if deterministic is not None:
+        checks.flag("deterministic", deterministic)
+    for argument, operand in (("query", query), ("key", key), ("value", value)):
+        checks.tensor(argument, operand)
+    corner = checks.causal(causal)
+    window_left, window_right = checks.window(window)
+    factor = None if scale is None else checks.scale(scale)
+    query, key, value = autocast(query, key, value)
+    checks.same_dtype_and_device(query, key, value)
+    checks.rank_four(query, key, value)
+    checks.lengths_and_head_dims(query, key, value)
+    checks.head_dims_of_kernels(query, value)
+    checks.batch_and_heads(query, key, value)
+    missing = dispatch.machine_missing(query.device, query.dtype)
+    if missing:
+        raise NotImplementedError(
+            f"attention cannot run {query.dtype} on {query.device}: {missing}. Convert the inputs, or call "
+            "kittens_torch.scaled_dot_product_attention, which goes to torch"
+        )
+    if has_tangent(query, key, value):
+        raise NotImplementedError(
+            "attention has no forward-mode derivative; kittens_torch.scaled_dot_product_attention has"
+        )
+    if factor is None:
+        factor = query.shape[-1] ** -0.5
+    query, factor = fold_scale(query, factor)
+    return Operands(query, key, value, factor, corner, window_left, window_right)
+
+
+def of_drop_in(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
+    is_causal: Any = False,
+    scale: Any = None,
+    enable_gqa: Any = False,
+) -> Operands | Fallback:
+    """Operands of `scaled_dot_product_attention(...)`, or why it goes to torch."""
+    for argument, operand in (("query", query), ("key", key), ("value", value)):
+        checks.tensor(argument, operand)
+    if attn_mask is not None:
+        checks.tensor("attn_mask", attn_mask)
+    checks.flag("is_causal", is_causal)
+    checks.flag("enable_gqa", enable_gqa)
+    dropout = checks.dropout(dropout_p)
+    factor = None if scale is None else checks.scale(scale)
+
+    corner = UPPER_LEFT if is_causal else 0
+    if isinstance(attn_mask, CausalBias):
+        if is_causal:
+            checks.refuse("is_causal", True, "False with a CausalBias as attn_mask", ValueError)
+        corner = UPPER_LEFT if attn_mask.variant == CausalVariant.UPPER_LEFT else LOWER_RIGHT
+        bias, attn_mask = attn_mask, None
+    else:
+        bias = None
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+
+    for argument, operand in (("query", query), ("key", key), ("value", value)):
+        if operand.is_nested or is_traceable_wrapper_subclass(operand):
+            kind = "a nested tensor" if operand.is_nested else f"a {type(operand).__name__}"
+            return Fallback(f"{argument} is {kind}")
+        if operand.layout != torch.strided:
+            return Fallback(f"{argument} has layout {operand.layout}")
+    query, key, value = autocast(query, key, value)
+    checks.same_dtype_and_device(query, key, value)
+    checks.rank_at_least_two(query, key, value)
+    checks.lengths_and_head_dims(query, key, value)
+    length_q, length_k = query.shape[-2], key.shape[-2]
+    if bias is not None and (bias.seq_len_q, bias.seq_len_kv) != (length_q, length_k):
+        checks.refuse("lengths of attn_mask", (bias.seq_len_q, bias.seq_len_kv), f"{(length_q, length_k)}, as q and k")
+
+    head_dim, value_dim = query.shape[-1], value.shape[-1]
+    operands = _four_dims(query, key, value, enable_gqa)
+    if attn_mask is not None:
+        (masked,) = autocast(attn_mask)
+        leading = query.shape[:-2] if isinstance(operands, Fallback) else operands[3]
+        checks.mask(masked, query.dtype, query.device, (*leading, length_q, length_k))
+        return Fallback("attn_mask has no kernel yet")
+    if dropout > 0.0:
+        return Fallback("dropout_p has no kernel yet")
+    missing = dispatch.machine_missing(query.device, query.dtype)
+    if missing:
+        return Fallback(missing)
+    if not (1 <= head_dim <= checks.MAX_HEAD_DIM and 1 <= value_dim <= checks.MAX_HEAD_DIM):
+        return Fallback(f"head dims ({head_dim}, {value_dim}); the kernels take 1 to {checks.MAX_HEAD_DIM}")
+    if has_tangent(query, key, value):
+        return Fallback("forward-mode AD has no kernel")
+    if isinstance(operands, Fallback):
+        return operands
+    if factor is None:
+        factor = head_dim**-0.5
+    plain = (
+        corner != LOWER_RIGHT
+        and all(operand is given for operand, given in zip(operands, (query, key, value), strict=False))
+        and (enable_gqa or query.shape[1] == key.shape[1])
+    )
+    query, key, value, leading = operands
+    query, factor = fold_scale(query, factor)
+    return Operands(query, key, value, factor, corner, -1, -1, None if len(leading) == 2 else leading, plain)
+
+
+def _four_dims(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]] | Fallback:
+    """Operands of rank 4 with one batch and fitting heads, and the leading dims of the output.
+
+    Everything is a view except where batch dims cannot be flattened without one copy.
+    """
+    output_rank = max(query.dim(), key.dim(), value.dim())
+    rank = max(output_rank, 4)
+    if enable_gqa and min(query.dim(), key.dim(), value.dim()) < 3:
+        checks.refuse("enable_gqa", True, "False for inputs without a heads dimension (rank 2)")
+    shapes = [(1,) * (rank - operand.dim()) + tuple(operand.shape[:-2]) for operand in (query, key, value)]
+    heads, heads_k, heads_v = (shape[-1] for shape in shapes)
+    batch = tuple(_broadcast(dim - rank, *(shape[dim] for shape in shapes)) for dim in range(rank - 3))
+
+    if heads_k == heads_v and (heads_k == heads or heads_k == 1):
+        wanted = (heads, heads_k, heads_k)
+    elif enable_gqa:
+        for argument, count in (("key", heads_k), ("value", heads_v)):
+            if count == 0 or heads % count != 0:
+                checks.refuse(f"heads of {argument}", count, f"a divisor of {heads}, the heads of query")
+        if heads_k != heads_v and not (heads_k in (1, heads) and heads_v in (1, heads)):
+            return Fallback("key and value have different numbers of heads")
+        wanted = (heads, heads_k, heads_k) if heads_k == heads_v else (heads, heads, heads)
+    else:
+        common = _broadcast(-3, heads, heads_k, heads_v)
+        wanted = (common, common, common)
+
+    flattened = []
+    for operand, count in zip((query, key, value), wanted, strict=True):
+        if operand.dim() != rank or tuple(operand.shape[:-2]) != (*batch, count):
+            operand = operand.expand(*batch, count, *operand.shape[-2:])
+        flattened.append(operand.flatten(0, rank - 4) if rank > 4 else operand)
+    return flattened[0], flattened[1], flattened[2], (*batch, wanted[0])[rank - output_rank :]
+
+
+def _broadcast(dim: int, *sizes: int) -> int:
+    """The size that query, key and value broadcast to in one dim."""
+    result = sizes[0]
+    for argument, size in zip(("key", "value"), sizes[1:], strict=True):
+        if size == 1 or size == result:
+            continue
+        if result != 1:
+            hint = " (or its divisor with enable_gqa=True)" if dim == -3 else ""
+            checks.refuse(f"size of {argument} in dim {dim}", size, f"1 or {result}, the size of query{hint}")
+        result = size
+    return result
+
+
+def torch_is_faster(operands: Operands) -> bool:
+    """Whether the plan sends this call of the drop-in to torch, because torch runs it faster on this CPU.
+
+    Never while tracing or under `checked_machine`: a graph holds our op whatever its lengths turn out to be.
+    """
+    if not operands.plain or operands.query.device.type != "cpu" or torch.compiler.is_compiling() or ops.checking():
+        return False
+    return dispatch.cpu_prefers_torch(operands.query, operands.key, operands.value, operands.corner)

@@ -1,0 +1,160 @@
+"""What a call must satisfy, checked before any launch.
+
+Every refusal names the argument, its value and what is allowed. The exception classes are those a user of torch
+expects: TypeError for the wrong kind of object, RuntimeError where torch's scaled_dot_product_attention raises
+RuntimeError (tensors that do not fit each other), ValueError for scalars out of range.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MAX_HEAD_DIM = 256
+# Any window at least this wide is open: lengths stay below it, and i + offset + window cannot overflow 64 bits.
+WIDEST_WINDOW = 2**31 - 1
+
+
+def refuse(argument: str, value: object, allowed: str, error: type[Exception] = RuntimeError) -> NoReturn:
+    """The one way a call is refused."""
+    raise error(f"{argument} is {value}; allowed: {allowed}")
+
+
+def tensor(argument: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        refuse(argument, type(value).__name__, "a torch.Tensor", TypeError)
+
+
+def flag(argument: str, value: object) -> None:
+    if not isinstance(value, bool):
+        refuse(argument, repr(value), "True or False", TypeError)
+
+
+def same_dtype_and_device(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not (query.dtype == key.dtype == value.dtype):
+        refuse(
+            "dtype of (query, key, value)",
+            f"({query.dtype}, {key.dtype}, {value.dtype})",
+            "the same dtype for query, key and value (outside autocast nothing is cast)",
+        )
+    if not (query.device == key.device == value.device):
+        refuse(
+            "device of (query, key, value)",
+            f"({query.device}, {key.device}, {value.device})",
+            "the same device for query, key and value",
+        )
+    if not (query.dtype.is_floating_point or query.dtype.is_complex):
+        refuse("dtype of query", query.dtype, ", ".join(str(dtype) for dtype in FLOATING))
+
+
+def rank_at_least_two(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for argument, operand in (("query", query), ("key", key), ("value", value)):
+        if operand.dim() < 2:
+            refuse(f"rank of {argument}", operand.dim(), "at least 2, (..., length, head dim)")
+
+
+def rank_four(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for argument, operand in (("query", query), ("key", key), ("value", value)):
+        if operand.dim() != 4:
+            refuse(f"rank of {argument}", operand.dim(), "4, (batch, heads, length, head dim)")
+
+
+def lengths_and_head_dims(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """The last two dimensions of key and value against the query and each other."""
+    if key.shape[-1] != query.shape[-1]:
+        refuse("head dim of key", key.shape[-1], f"{query.shape[-1]}, the head dim of query")
+    if value.shape[-2] != key.shape[-2]:
+        refuse("length of value", value.shape[-2], f"{key.shape[-2]}, the length of key")
+
+
+def head_dims_of_kernels(query: Tensor, value: Tensor) -> None:
+    for argument, operand in (("query", query), ("value", value)):
+        if not 1 <= operand.shape[-1] <= MAX_HEAD_DIM:
+            refuse(f"head dim of {argument}", operand.shape[-1], f"1 to {MAX_HEAD_DIM}")
+
+
+def batch_and_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Equal batch, equal heads of key and value, dividing the heads of the query."""
+    for argument, operand in (("key", key), ("value", value)):
+        if operand.shape[0] != query.shape[0]:
+            refuse(f"batch of {argument}", operand.shape[0], f"{query.shape[0]}, the batch of query")
+    if value.shape[1] != key.shape[1]:
+        refuse("heads of value", value.shape[1], f"{key.shape[1]}, the heads of key")
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
+        refuse("heads of key", key.shape[1], f"a divisor of {query.shape[1]}, the heads of query")
+
+
+def scale(value: object) -> float:
+    """`scale` as a finite float. A 0-d tensor is read, as torch does."""
+    if isinstance(value, Tensor) and value.dim() == 0:
+        value = value.item()
+    if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+        refuse("scale", repr(value), "None or a number", TypeError)
+    number = float(value)
+    if not -math.inf < number < math.inf:
+        refuse("scale", number, "None or any finite number", ValueError)
+    return number
+
+
+def dropout(value: object, error: type[Exception] = RuntimeError) -> float:
+    """`dropout_p` in [0, 1]; torch raises RuntimeError beyond it."""
+    if not isinstance(value, (int, float)):
+        refuse("dropout_p", repr(value), "a number from 0 to 1", TypeError)
+    if not 0.0 <= value <= 1.0:
+        refuse("dropout_p", value, "0 to 1", error)
+    return float(value)
+
+
+def mask(attn_mask: Tensor, dtype: torch.dtype, device: torch.device, logits_shape: tuple[int, ...]) -> None:
+    """A mask for logits of `logits_shape` = (..., Lq, Lk)."""
+    if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
+        refuse("dtype of attn_mask", attn_mask.dtype, f"torch.bool, torch.float32 or {dtype}, the dtype of query")
+    if attn_mask.device != device:
+        refuse("device of attn_mask", attn_mask.device, f"{device}, the device of query")
+    shape = tuple(attn_mask.shape)
+    padded = (1,) * (len(logits_shape) - len(shape)) + shape
+    fits = len(padded) == len(logits_shape) and all(
+        size == 1 or size == wanted
+        for size, wanted in zip(padded, logits_shape, strict=True)  # no `in`: symbolic sizes
+    )
+    if not fits:
+        refuse("shape of attn_mask", shape, f"any shape that broadcasts to {logits_shape}")
+
+
+def causal(value: object) -> int:
+    """The op's corner: 0 none, 1 upper left, 2 lower right."""
+    if value is None:
+        return 0
+    if value == "upper_left":
+        return 1
+    if value == "lower_right":
+        return 2
+    refuse("causal", repr(value), "None, 'upper_left' or 'lower_right'", ValueError)
+
+
+def window(value: object) -> tuple[int, int]:
+    """(left, right) as the op takes them: -1 open."""
+    if value is None:
+        return -1, -1
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        refuse("window", repr(value), "None or a pair (left, right)", TypeError)
+    return _window_side("left", value[0]), _window_side("right", value[1])
+
+
+def _window_side(side: str, value: object) -> int:
+    if value is None:
+        return -1
+    if isinstance(value, bool):
+        refuse(f"window {side}", value, "None (open) or a number of keys", TypeError)
+    try:
+        keys = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        refuse(f"window {side}", repr(value), "None (open) or a number of keys", TypeError)
+    if keys < 0:
+        refuse(f"window {side}", keys, "None (open) or a number of keys >= 0", ValueError)
+    return min(keys, WIDEST_WINDOW)

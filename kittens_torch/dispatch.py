@@ -1,0 +1,157 @@
+"""Which machine a call runs on, and what happens when none of ours can take it."""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
+# (as torch leaves them)
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from . import _plan
+except ImportError:
+    _plan = None  # type: ignore[assignment]
+
+MODES = ("warn", "error", "silent")
+KERNEL_DTYPES = {
+    "cuda": (torch.float16, torch.bfloat16),
+    "cpu": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    # Shapes and strides only.
+    "meta": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+
+
+class FallbackWarning(UserWarning):
+    """A valid call has no kernel of ours and went to torch."""
+
+
+class FallbackError(RuntimeError):
+    """A valid call has no kernel of ours and `set_fallback("error")` is in force."""
+
+
+_mode = "warn"
+_warned: set[str] = set()
+
+
+def set_fallback(mode: str) -> str:
+    """What happens to a valid call that no kernel of ours covers: it goes to torch, after a warning once per reason
+    ("warn", the default) or quietly ("silent"), or FallbackError is raised ("error").
+
+    Returns the mode that was in force. Every reason warns anew after a call of this function. ValueError for any other
+    mode.
+    """
+    global _mode
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; allowed: {', '.join(repr(allowed) for allowed in MODES)}")
+    before, _mode = _mode, mode
+    _warned.clear()
+    return before
+
+
+@torch.compiler.assume_constant_result
+def fell_back(reason: str) -> bool:
+    """Records that a call goes to torch because of `reason`. Under torch.compile this happens once, while tracing."""
+    if _mode == "error":
+        raise FallbackError(f"no kernel takes this call ({reason}), and set_fallback('error') is in force")
+    if _mode == "warn" and reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"attention goes to torch: {reason}", FallbackWarning, stacklevel=4)
+    return True
+
+
+@functools.cache
+def _gpu_missing(index: int) -> str:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("kittens_torch::forward", "CUDA"):
+        return "this build of kittens_torch has no CUDA kernels"
+    capability = torch.cuda.get_device_capability(index)
+    if capability != (9, 0):
+        return f"the CUDA kernels need compute capability 9.0, cuda:{index} has {capability[0]}.{capability[1]}"
+    return ""
+
+
+@torch.compiler.assume_constant_result
+def gpu_missing(index: int) -> str:
+    """Why the CUDA kernels cannot run on this GPU, or the empty string."""
+    return _gpu_missing(index)
+
+
+@functools.cache
+def every_gpu_runs() -> bool:
+    """Whether the kernels run on every visible GPU: then a call need not look at its device's index."""
+    return all(not _gpu_missing(index) for index in range(torch.cuda.device_count()))
+
+
+def machine_missing(device: torch.device, dtype: torch.dtype) -> str:
+    """Why no machine of ours takes tensors of this device and dtype, or the empty string."""
+    allowed = KERNEL_DTYPES.get(device.type)
+    if allowed is None:
+        return f"no kernels for device type {device.type}"
+    if dtype not in allowed:
+        return f"no {device.type} kernels for {dtype}"
+    if device.type == "cuda":
+        return gpu_missing(device.index)
+    return ""
+
+
+def has_plan() -> bool:
+    """Whether the plan module was built."""
+    return _plan is not None
+
+
+CHECKED_THREADS = 2  # what the checked flavour runs on, whatever torch's setting
+
+
+def plan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    corner: int,
+    window_left: int = -1,
+    window_right: int = -1,
+    checked: bool = False,
+) -> Any:
+    """The plan module's answer for operands of the forward op. Only where `has_plan()`."""
+    assert _plan is not None
+    batch, heads, length_q, head_dim = query.shape
+    heads_k, length_k, value_dim = *key.shape[1:3], value.shape[3]
+    if query.device.type == "cuda":
+        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+    else:
+        processors = CHECKED_THREADS if checked else torch.get_num_threads()
+    return _plan.forward(
+        machine="sm90" if checked or query.device.type == "cuda" else "cpu",
+        dtype=str(query.dtype).removeprefix("torch."),
+        batch=batch,
+        heads=heads,
+        heads_k=heads_k,
+        length_q=length_q,
+        length_k=length_k,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        corner=corner,
+        window_left=window_left,
+        window_right=window_right,
+        processors=processors,
+    )
+
+
+_prefers_torch: dict[tuple[Any, ...], bool] = {}
+_REMEMBERED_PLANS = 4096
+
+
+def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int) -> bool:
+    """Whether torch runs this plain call of the drop-in faster than our cpu machine. False without the plan module."""
+    if _plan is None:
+        return False
+    known = (query.dtype, query.shape, key.shape, value.shape, corner, torch.get_num_threads())
+    answer = _prefers_torch.get(known)
+    if answer is None:
+        if len(_prefers_torch) >= _REMEMBERED_PLANS:
+            _prefers_torch.clear()
+        answer = _prefers_torch[known] = plan(query, key, value, corner).prefer_torch
+    return answer

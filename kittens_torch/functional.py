@@ -1,0 +1,180 @@
+"""The entry points: torch's drop-in and our own signature."""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
+# (as torch leaves them)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as _forward_ad
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from . import call, checks, dispatch, ops
+from .autograd import Attention
+
+_torch_attention = torch.nn.functional.scaled_dot_product_attention
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast_enabled = torch.is_autocast_enabled
+_is_tracing = torch.compiler.is_dynamo_compiling
+_SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+_MAX_HEAD_DIM = checks.MAX_HEAD_DIM
+_LARGEST_SCALE = torch.finfo(torch.float32).max
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(scale q k^T + mask) v with the signature and the meaning of torch's `scaled_dot_product_attention`.
+
+    query (..., Hq, Lq, E), key (..., Hk, Lk, E), value (..., Hk, Lk, Ev) of one floating dtype on one device; leading
+    dims broadcast, and with `enable_gqa` Hq may be a multiple of Hk. Returns (..., Hq, Lq, Ev) in the dtype and the
+    memory layout of the query. `is_causal` hides the keys j > i (upper-left corner) and excludes `attn_mask`; `scale`
+    is any finite number, 1/sqrt(E) by default. `attn_mask` (bool: True = visible; or additive) broadcasts to
+    (..., Hq, Lq, Lk). Under autocast the inputs are cast as torch casts them. Differentiable once.
+
+    Kernels: float16 and bfloat16 on compute capability 9.0, these with float32 and float64 on the CPU, head dims 1 to
+    256, no mask, no dropout. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a CPU
+    call that torch runs faster goes there too, which `explain` tells. Raises TypeError, ValueError or RuntimeError
+    naming the argument, its value and what is allowed, with the class torch uses.
+
+    Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.
+    """
+    # The usual call, checked with as little as possible: this is the whole host time besides the op's own.
+    if (
+        attn_mask is None
+        and not _is_tracing()
+        and dropout_p == 0.0
+        and type(query) is Tensor
+        and type(key) is Tensor
+        and type(value) is Tensor
+        and query.is_cuda
+        and (dtype := query.dtype) in _SIXTEEN_BIT
+        and key.dtype is dtype
+        and value.dtype is dtype
+        and (is_causal is False or is_causal is True)
+        and _forward_ad._current_level < 0
+        and not _is_autocast_enabled("cuda")
+        and len(shape := query.shape) == len(key_shape := key.shape) == len(value_shape := value.shape) == 4
+        and dispatch.every_gpu_runs()
+    ):
+        batch, heads, _, head_dim = shape
+        batch_k, heads_k, length_k, head_dim_k = key_shape
+        batch_v, heads_v, length_v, value_dim = value_shape
+        if (
+            batch == batch_k == batch_v
+            and heads_k == heads_v
+            and (heads == heads_k or heads_k == 1 or (enable_gqa is True and heads_k and heads % heads_k == 0))
+            and length_k == length_v
+            and head_dim == head_dim_k
+            and 0 < head_dim <= _MAX_HEAD_DIM
+            and 0 < value_dim <= _MAX_HEAD_DIM
+            and type(factor := head_dim**-0.5 if scale is None else scale) is float
+            and call.SMALLEST_FLOAT32 <= factor <= _LARGEST_SCALE
+        ):
+            corner = call.UPPER_LEFT if is_causal else 0
+            if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+                return Attention.apply(query, key, value, factor, corner, -1, -1)[0]
+            return ops.forward(query, key, value, factor, corner, -1, -1)[0]
+    return _any_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _any_call(
+    query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
+) -> Tensor:
+    if has_torch_function_variadic(query, key, value):
+        return handle_torch_function(
+            scaled_dot_product_attention,
+            (query, key, value),
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    operands = call.of_drop_in(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if isinstance(operands, call.Fallback):
+        dispatch.fell_back(operands.reason)
+    elif not call.torch_is_faster(operands):
+        return operands.restore(_run(operands)[0])
+    return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale q k^T) v over the keys that `causal` and `window` leave visible, always on our own machine.
+
+    query (B, Hq, Lq, D), key (B, Hk, Lk, D), value (B, Hk, Lk, Dv): float16 or bfloat16 on compute capability 9.0,
+    these, float32 or float64 on the CPU; D and Dv from 1 to 256, Hq a multiple of Hk, any strides.
+
+    causal: None, "upper_left" (key j visible iff j <= i) or "lower_right" (j <= i + Lk - Lq).
+    window: (left, right) keys before and after the diagonal that stay visible, None for an open side; the diagonal is
+        the lower-right one unless causal is "upper_left".
+    scale: any finite number, 1/sqrt(D) by default.
+    return_lse: also return the natural-log logsumexp of the scaled logits, (B, Hq, Lq), float32 (float64 for float64),
+        differentiable as well.
+    deterministic: accepted for every value, because the forward and the backward are deterministic.
+    mask, bias, key_lengths, softcap, alibi_slopes, sinks, dropout_p: NotImplementedError unless left at their defaults.
+
+    Returns the output (B, Hq, Lq, Dv) in the dtype and layout of the query; a row without a visible key is 0 with
+    logsumexp -inf. Differentiable once. Under autocast the inputs are cast as for torch's attention. Raises TypeError,
+    ValueError, RuntimeError or NotImplementedError naming the argument, its value and what is allowed.
+
+    Source of the formula: Vaswani et al., Attention Is All You Need, section 3.2.1.
+    """
+    operands = call.of_attention(
+        query,
+        key,
+        value,
+        causal=causal,
+        window=window,
+        mask=mask,
+        bias=bias,
+        key_lengths=key_lengths,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        scale=scale,
+        return_lse=return_lse,
+        deterministic=deterministic,
+    )
+    output, logsumexp = _run(operands)
+    return (output, logsumexp) if return_lse else output
+
+
+def _run(operands: call.Operands) -> tuple[Tensor, Tensor]:
+    query, key, value = operands.query, operands.key, operands.value
+    settings = (operands.scale, operands.corner, operands.window_left, operands.window_right)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return Attention.apply(query, key, value, *settings)
+    return ops.run_forward(query, key, value, *settings)

@@ -1,0 +1,153 @@
+"""The compiled operators: finds and loads the library, describes their outputs to fake tensors, picks the flavour.
+
+Loading starts no CUDA context and needs no driver.
+"""
+
+# mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
+# (as torch leaves them)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from .vmap import batch_over
+
+LIBRARY = Path(__file__).with_name("_C.abi3.so")
+OLDEST_TORCH = (2, 11)
+
+
+def _built_for() -> str:
+    try:
+        from . import _plan
+    except ImportError:
+        return "unknown"
+    return str(_plan.build().get("torch_headers", "unknown"))
+
+
+def _load() -> None:
+    """Loads the op library, or says what is missing and what to do."""
+    found = torch.__version__
+    if tuple(int(part) for part in found.split("+")[0].split(".")[:2]) < OLDEST_TORCH:
+        raise ImportError(
+            f"kittens_torch needs torch >= {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}, found torch {found}: upgrade torch."
+        )
+    if hasattr(torch.ops.kittens_torch, "forward"):
+        return  # Loaded before in this process; registering twice is an error.
+    if not LIBRARY.exists():
+        raise ImportError(
+            f"kittens_torch is not built: {LIBRARY} does not exist. Run `pip install .` in its source tree (with the "
+            f"environment's torch {found}), and do not import it from an unbuilt source tree."
+        )
+    try:
+        torch.ops.load_library(str(LIBRARY))
+    except OSError as error:
+        raise ImportError(
+            f"kittens_torch's library {LIBRARY} does not load: {error}. It was built against the headers of torch "
+            f"{_built_for()} for torch >= {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}; found torch {found}. Reinstall it in "
+            "this environment: `pip install --force-reinstall --no-deps .` in its source tree."
+        ) from error
+
+
+_load()
+forward = torch.ops.kittens_torch.forward.default
+checked_forward = torch.ops.kittens_torch.checked_forward.default
+
+
+def empty_in_layout_of(query: Tensor, value_dim: int) -> Tensor:
+    """The forward op's output: (B, H, L, value_dim), dense, with B, H and L in the memory order they have in `query`.
+
+    A dim of size 1 or stride 0 says nothing about an order. Where the others are in natural order (stride ties included)
+    the output is contiguous, else the silent dims go outermost. The op does the same.
+    """
+    sizes, strides = query.shape[:3], query.stride()
+    silent = [dim for dim in range(3) if guard_or_false(sizes[dim] == 1) or guard_or_false(strides[dim] == 0)]
+    ranked: list[int] = []
+    for dim in range(3):
+        if dim in silent:
+            continue
+        place = len(ranked)
+        while place > 0 and guard_or_false(strides[dim] > strides[ranked[place - 1]]):
+            place -= 1
+        ranked.insert(place, dim)
+    order = [0, 1, 2] if ranked == sorted(ranked) else silent + ranked
+    dense = query.new_empty([sizes[dim] for dim in order] + [value_dim])
+    return dense.permute(*(order.index(dim) for dim in range(3)), 3)
+
+
+def _fake_outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    logsumexp_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    logsumexp = query.new_empty(query.shape[:3], dtype=logsumexp_dtype)
+    return empty_in_layout_of(query, value.shape[3]), logsumexp
+
+
+@torch.library.register_fake("kittens_torch::forward")
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    corner: int,
+    window_left: int,
+    window_right: int,
+    configuration: int = -1,
+) -> tuple[Tensor, Tensor]:
+    return _fake_outputs(query, value)
+
+
+@torch.library.register_fake("kittens_torch::checked_forward")
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    corner: int,
+    window_left: int,
+    window_right: int,
+    configuration: int,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    return _fake_outputs(query, value)
+
+
+batch_over(forward)
+batch_over(checked_forward)
+
+_checked: tuple[int, int] | None = None
+
+
+@contextmanager
+def checked_machine(seed: int = 0, configuration: int = -1) -> Iterator[None]:
+    """Runs the CPU calls of this process on the checking flavour of the cpu machine while the context lasts.
+
+    Copies and products complete only where the kernel waits for them, in an order drawn from `seed`; a tile read too
+    early, a stage overwritten too early, wrong transaction bytes, a wrong barrier count or phase and a deadlock raise
+    RuntimeError naming the tile and the barrier. `configuration` forces a row of the machine's configuration table
+    (-1: the plan decides). Slow; for tests and for debugging kernels. CUDA calls are not affected.
+    """
+    global _checked
+    before = _checked
+    _checked = (configuration, seed)
+    try:
+        yield
+    finally:
+        _checked = before
+
+
+def checking() -> bool:
+    """Whether a `checked_machine` context is active."""
+    return _checked is not None
+
+
+def run_forward(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, corner: int, window_left: int, window_right: int
+) -> tuple[Tensor, Tensor]:
+    """The forward op on the flavour in force: (output, logsumexp)."""
+    if _checked is not None and query.device.type == "cpu":
+        return checked_forward(query, key, value, scale, corner, window_left, window_right, *_checked)
+    return forward(query, key, value, scale, corner, window_left, window_right)
