@@ -29,8 +29,11 @@ def host_calls(device: torch.device) -> tuple[dict[str, Callable[[], object]], d
     """Every call by name, and the reason for those that cannot be made here."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     query, key, value = (torch.randn(SIZE, device=device, dtype=dtype) for _ in range(3))
-    leaves = tuple(tensor.clone().requires_grad_() for tensor in (query, key, value))
+    leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
     gradient = torch.randn(SIZE, device=device, dtype=dtype)
+
+    def with_grad(function: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return lambda: function(*leaves)
 
     def with_backward(function: Callable[..., torch.Tensor]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(function(*leaves), leaves, gradient)
@@ -39,7 +42,7 @@ def host_calls(device: torch.device) -> tuple[dict[str, Callable[[], object]], d
         "torch.add": lambda: torch.add(query, key),
         "torch.empty_like": lambda: torch.empty_like(query),
         "F.sdpa": lambda: F.scaled_dot_product_attention(query, key, value),
-        "F.sdpa with grad": lambda: F.scaled_dot_product_attention(*leaves),
+        "F.sdpa with grad": with_grad(F.scaled_dot_product_attention),
         "F.sdpa forward and backward": with_backward(F.scaled_dot_product_attention),
     }
     missing: dict[str, str] = {}
@@ -53,7 +56,7 @@ def host_calls(device: torch.device) -> tuple[dict[str, Callable[[], object]], d
         "kittens op": lambda: torch.ops.kittens_torch.forward(query, key, value, scale, 0, -1, -1),
         "kittens sdpa": lambda: ours.scaled_dot_product_attention(query, key, value),
         "kittens attention": lambda: ours.attention(query, key, value),
-        "kittens sdpa with grad": lambda: ours.scaled_dot_product_attention(*leaves),
+        "kittens sdpa with grad": with_grad(ours.scaled_dot_product_attention),
         "kittens sdpa forward and backward": with_backward(ours.scaled_dot_product_attention),
     }
     return calls, missing

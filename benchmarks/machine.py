@@ -1,4 +1,4 @@
-"""The machine a run happened on: names and versions, clocks under load, and what a plain GEMM and a copy reach on it."""
+"""The machine of a run: names and versions, clocks under load, and what a plain GEMM and a copy reach on it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import torch
 from .timing import ClockSampler, EventSampler, Sampler, interleave
 
 ROOT = Path(__file__).resolve().parent.parent
-GEMM_SIZE = {"cuda": 8192, "cpu": 2048}  # a second or more of CPU time at 8192
-COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 28}  # far above the last-level cache
+GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
+GEMM_SECONDS = 0.5  # a CPU without 16-bit products takes minutes for the full size: it gets the largest within this
+COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}  # far above the last-level cache
 
 
 def command_output(*command: str) -> str:
@@ -61,9 +62,9 @@ def facts(device: torch.device, commit_name: str | None) -> dict[str, str]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         query = "--query-gpu=driver_version,power.limit,clocks.max.sm,clocks.max.memory"
-        # -i takes the PCI address, which names the same GPU whatever CUDA_VISIBLE_DEVICES hides.
-        address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        answers = command_output("nvidia-smi", query, "--format=csv,noheader", "-i", address).split(", ")
+        # The UUID names the same GPU whatever CUDA_VISIBLE_DEVICES hides.
+        uuid = f"GPU-{properties.uuid}"
+        answers = command_output("nvidia-smi", query, "--format=csv,noheader", "-i", uuid).split(", ")
         answers = answers if len(answers) == 4 else ["unknown"] * 4
         found |= {
             "gpu": properties.name,
@@ -101,13 +102,26 @@ def sampler_for(device: torch.device, call: Callable[[], object]) -> Sampler:
     return EventSampler(call) if device.type == "cuda" else ClockSampler(call)
 
 
-def measure_gemm(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    """TFLOP/s of torch's square matrix product (cuBLAS on a GPU) on random inputs."""
-    size = GEMM_SIZE[device.type]
+def gemm_sampler(device: torch.device, dtype: torch.dtype, size: int) -> Sampler:
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(left)
     torch.mm(left, right, out=out)
-    sampler = sampler_for(device, lambda: torch.mm(left, right, out=out))
+    return sampler_for(device, lambda: torch.mm(left, right, out=out))
+
+
+def gemm_size(device: torch.device, dtype: torch.dtype) -> int:
+    """GEMM_SIZE, or on a CPU the largest power of two below it whose product takes at most GEMM_SECONDS."""
+    limit = GEMM_SIZE[device.type]
+    size = limit if device.type == "cuda" else 256
+    while size < limit and 8 * gemm_sampler(device, dtype, size).sample(1) < GEMM_SECONDS:
+        size *= 2
+    return size
+
+
+def measure_gemm(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    """TFLOP/s of torch's square matrix product (cuBLAS on a GPU) on random inputs."""
+    size = gemm_size(device, dtype)
+    sampler = gemm_sampler(device, dtype, size)
     return 2 * size**3 / interleave({"gemm": sampler}, seconds=seconds)["gemm"].median / 1e12
 
 

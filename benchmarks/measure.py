@@ -81,7 +81,6 @@ def require_alive(device: torch.device, peer: str, shape: Shape) -> None:
         return
     try:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
     except RuntimeError as error:
         raise DeviceLost(f"{peer} at {shape.name!r}: {first_line(error)}") from error
 
@@ -116,6 +115,8 @@ def measure_row(shape: Shape, peers: Sequence[Peer], options: Options) -> Row:
             except Exception as error:  # whatever a foreign package raises concerns that package alone
                 row.skipped[peer.name] = f"{type(error).__name__}: {first_line(error)}"
                 require_alive(device, peer.name, shape)
+                if isinstance(error, torch.cuda.OutOfMemoryError):
+                    torch.cuda.empty_cache()
         del reference
         row.timings = interleave(samplers, seconds=options.seconds, repeats=options.repeats)
         if samplers:

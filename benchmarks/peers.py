@@ -59,9 +59,9 @@ class Peer:
         query, key, value = (self.arranged(tensor) for tensor in inputs.attended)
         if inputs.grad_output is None:
             return lambda: (self.attention(query, key, value, shape),)
-        leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
+        leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
         grad_output = self.arranged(inputs.grad_output)
-        output = self.attention(*leaves, shape)
+        output = self.attention(leaves[0], leaves[1], leaves[2], shape)
         return lambda: torch.autograd.grad(output, leaves, grad_output, retain_graph=True)
 
     def results(self, shape: Shape, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -205,9 +205,9 @@ def load_kittens() -> Peer:
 
     def attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
         causal = "upper_left" if shape.causal else None
-        return module.attention(query, key, value, causal=causal, scale=shape.scale)  # type: ignore[no-any-return]
+        return module.attention(query, key, value, causal=causal, scale=shape.scale)
 
-    return Peer(OURS, version_of(module, "kittens_torch"), attention)
+    return Peer(OURS, module.build_info()["version"], attention)
 
 
 def configuration_peer(index: int) -> Peer:
@@ -219,7 +219,7 @@ def configuration_peer(index: int) -> Peer:
         forward = torch.ops.kittens_torch.forward
         return first(forward(query, key, value, shape.softmax_scale, corner, -1, -1, configuration=index))
 
-    return Peer(f"{OURS}[{index}]", version_of(module, "kittens_torch"), attention)
+    return Peer(f"{OURS}[{index}]", module.build_info()["version"], attention)
 
 
 LOADERS: dict[str, Callable[[], Peer]] = {
@@ -268,8 +268,8 @@ def planned(shape: Shape, device: torch.device) -> str:
     return f"{plan.kernel}[{plan.configuration}] {plan.block_m}x{plan.block_n} stages {plan.stages} grid {plan.grid}"
 
 
-# TFLOP/s a peer reaches on an H200 when it is built as its authors intend (its own figures and ours): a reading far below
-# is a build without one of its options, and a ratio to it would say nothing.
+# TFLOP/s a peer reaches at least on an H200 when it is built as its authors intend, by its published figures: a reading
+# below that is a build without one of its options, and a ratio to it would say nothing.
 EXPECTED_TFLOPS = {("fa3", "hd128 full 16384", "fwd"): 600.0}
 
 
@@ -278,4 +278,6 @@ def doubtful(peer: str, shape: str, direction: str, tflops: float) -> str | None
     expected = EXPECTED_TFLOPS.get((peer, shape, direction))
     if expected is None or tflops >= expected:
         return None
-    return f"{peer} reads {tflops:.0f} TFLOP/s at {shape!r}, at least {expected:.0f} is expected: check how it was built"
+    return (
+        f"{peer} reads {tflops:.0f} TFLOP/s at {shape!r}, at least {expected:.0f} is expected: check how it was built"
+    )

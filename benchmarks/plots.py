@@ -156,9 +156,7 @@ def save(figure: Any, path: Path) -> Path:
     return path
 
 
-def draw(
-    rows: Sequence[Row], preset: Preset, ceilings: Ceilings, output: Path, stem: str, machine: str
-) -> list[Path]:
+def draw(rows: Sequence[Row], preset: Preset, ceilings: Ceilings, output: Path, stem: str, machine: str) -> list[Path]:
     """Speed, ratio to the best peer and percent of the ceiling, as files ``stem_*.png``."""
     rows = [row for row in rows if row.timings]
     if not rows:
@@ -188,7 +186,7 @@ def draw(
     options = {} if preset.by_length else {"logarithmic": preset.unit == "us"}
     files = [save(chart(rows, about, speed_label, peers, speed, **options), output / f"{stem}_{speed_name}.png")]
     if any(against_best(row, OURS) is not None for row in rows):
-        title = f"{about}: times faster than the best peer"
+        title = f"{about}: ratio to the best peer of each row"
         figure = chart(rows, title, "best peer's time / ours", [OURS], against_best, level=1.0)
         files.append(save(figure, output / f"{stem}_ratio.png"))
     if any(share(row, peer) is not None for row in rows for peer in peers):

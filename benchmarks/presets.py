@@ -62,7 +62,7 @@ class Shape:
         output = self.batch * self.heads * self.length_q * self.value_dim
         key_value = self.batch * self.heads_k * self.length_k * (self.head_dim + self.value_dim)
         forward = (query + output + key_value) * self.dtype.itemsize
-        return forward if direction == "fwd" else 2 * forward + output * self.dtype.itemsize
+        return forward if direction == "fwd" else 2 * forward  # the four again, with their gradients
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def mask_name(causal: bool) -> str:
 
 
 def standard() -> Preset:
-    """16384 tokens and heads * head_dim = 2048 at every length, so that every row of a head_dim moves the same bytes."""
+    """16384 tokens and heads * head_dim = 2048 at every length, so that all rows of a head_dim move the same bytes."""
     shapes = tuple(
         square(f"hd{dim} {mask_name(causal)} {length}", 16384 // length, 2048 // dim, length, dim, causal)
         for dim in (64, 128, 256)
@@ -153,7 +153,7 @@ def cpu() -> Preset:
 
 
 def parse_mask(text: str) -> tuple[bool, float | None] | None:
-    """(causal, scale) of a mask column, or None if it asks for more than that: a scale reads ``168^-0.5`` or ``1.0``."""
+    """(causal, scale) of a mask column, or None if it asks for more. A scale reads ``168^-0.5`` or ``1.0``."""
     causal, scale = False, None
     for term in text.split(", "):
         number = re.fullmatch(r"scale ([\d.]+)(?:\^(-?[\d.]+))?", term)

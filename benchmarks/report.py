@@ -105,7 +105,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Columns separated by two spaces, the first flush left, the others flush right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths)))
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines
     )
 
@@ -136,7 +136,7 @@ def table(rows: Sequence[Row], preset: Preset, ceilings: Ceilings) -> str:
 
 
 def configuration_table(rows: Sequence[Row], preset: Preset) -> str:
-    """Every configuration of ours that takes the shape, the fastest marked, and how much it gains on the plan's choice."""
+    """Every configuration that takes the shape, the fastest marked, and how much it gains on the plan's choice."""
     names = sorted({name for row in rows for name in row.timings if is_ours(name) and name != OURS}, key=natural)
     if not names:
         return ""
@@ -171,16 +171,28 @@ def summary_text(summary: Summary | None) -> str:
     )
 
 
+def ceilings_text(ceilings: Ceilings) -> str:
+    gemm = ", ".join(f"{name} {digits(value)} TFLOP/s" for name, value in ceilings.gemm_tflops.items())
+    return f"GEMM {gemm}; copy {digits(ceilings.copy_tbps)} TB/s"
+
+
+def not_timed(row: Row) -> dict[str, str]:
+    """Why each peer without a timing has none. Configurations that do not take the shape are not listed."""
+    wrong = {
+        peer: f"WRONG RESULT: error {verdict.error:.3g}, allowed {verdict.allowed:.3g} {verdict.reason}"
+        for peer, verdict in row.wrong.items()
+    }
+    return wrong | {
+        peer: f"skipped: {reason}" for peer, reason in row.skipped.items() if peer == OURS or not is_ours(peer)
+    }
+
+
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Everything that was not timed, with rows of one reason gathered."""
+    """Everything that was not timed, with the rows of one reason gathered."""
     gathered: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for peer, verdict in row.wrong.items():
-            text = f"WRONG RESULT: error {verdict.error:.3g}, allowed {verdict.allowed:.3g} {verdict.reason}"
-            gathered.setdefault((peer, text), []).append(row.shape.name)
-        for peer, reason in row.skipped.items():
-            if peer == OURS or not is_ours(peer):
-                gathered.setdefault((peer, f"skipped: {reason}"), []).append(row.shape.name)
+        for key in not_timed(row).items():
+            gathered.setdefault(key, []).append(row.shape.name)
     return [
         f"{peer} {text} [{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}]"
         for (peer, text), names in gathered.items()
@@ -248,9 +260,7 @@ def host_table(times: Sequence[HostTime]) -> str:
     lines = [["host time per eager call", "us", "spread", "against"]]
     for time in times:
         against = ", ".join(f"{time.timing.median / by_name[name]:.2f} x {name}" for name in time.compared_with)
-        lines.append(
-            [time.name, digits(time.timing.median * 1e6), f"±{50 * time.timing.spread:.1f}%", against or "-"]
-        )
+        lines.append([time.name, digits(time.timing.median * 1e6), f"±{50 * time.timing.spread:.1f}%", against or "-"])
     return aligned(lines)
 
 

@@ -8,6 +8,7 @@ import re
 import statistics
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     args.peers = list(dict.fromkeys(names))
     if args.configurations and args.direction == "bwd":
         command.error("--configurations: only the forward pass has a configuration table")
-    if args.configurations and args.configurations != "all":
-        if not re.fullmatch(r"\d+(,\d+)*", args.configurations):
-            command.error(f"--configurations: {args.configurations!r} is neither 'all' nor numbers like 0,3")
+    if args.configurations and not re.fullmatch(r"all|\d+(,\d+)*", args.configurations):
+        command.error(f"--configurations: {args.configurations!r} is neither 'all' nor numbers like 0,3")
     if args.repeats is not None and args.repeats < 1:
         command.error(f"--repeats: {args.repeats} must be at least 1")
     if not args.seconds_per_row > 0:
@@ -112,28 +112,29 @@ def machine_name(environment: dict[str, str]) -> str:
 
 def print_header(environment: dict[str, str], versions: dict[str, str], missing: dict[str, str]) -> None:
     print("  ".join(f"{key} {value}" for key, value in environment.items()))
-    print("peers: " + ", ".join(f"{name} ({version})" for name, version in versions.items()))
+    if versions:
+        print("measured: " + ", ".join(f"{name} ({version})" for name, version in versions.items()))
     for name, reason in missing.items():
         print(f"not here, skipped: {name}: {reason}")
     sys.stdout.flush()
 
 
-def measure_ceilings(device: torch.device, shapes: tuple[Shape, ...], readings: list[dict[str, float]]) -> None:
-    """Append one reading of the GEMM in every dtype the rows use, of the copy, and of the clock under the GEMM."""
-    reading = {"copy": measure_copy(device, 0.3)}
-    for dtype in dict.fromkeys(shape.dtype for shape in shapes):
-        # Long enough for the median to be that of a chip at its power limit, where long attention rows run too.
-        reading[DTYPE_NAMES[dtype]] = measure_gemm(device, dtype, 1.5)
-        clocks = read_clocks(device)
-        if clocks:
-            reading |= {"sm_mhz": clocks.sm_mhz, "power_w": clocks.power_w}
-    readings.append(reading)
+def measure_ceilings(device: torch.device, shapes: Sequence[Shape], seconds: float) -> dict[str, float]:
+    """One reading of the GEMM in every dtype the rows use, of the copy, and of the clock after the GEMM."""
+    dtypes = dict.fromkeys(shape.dtype for shape in shapes)
+    reading = {"copy": measure_copy(device, seconds / 4)}
+    for dtype in dtypes if device.type == "cuda" else dict.fromkeys([torch.float32, *dtypes]):
+        reading[DTYPE_NAMES[dtype]] = measure_gemm(device, dtype, seconds)
+    clocks = read_clocks(device)
+    return reading | ({"sm_mhz": clocks.sm_mhz, "power_w": clocks.power_w} if clocks else {})
 
 
-def ceilings_of(readings: list[dict[str, float]]) -> report.Ceilings:
+def ceilings_of(readings: Sequence[dict[str, float]], device: torch.device) -> report.Ceilings:
     """The mean of the readings before and after the rows."""
     means = {name: statistics.fmean(reading[name] for reading in readings) for name in readings[0]}
     gemm = {name: means[name] for name in DTYPE_NAMES.values() if name in means}
+    if device.type == "cpu":  # one without 16-bit products computes them faster in float32
+        gemm = {name: max(value, gemm["fp32"]) for name, value in gemm.items()}
     return report.Ceilings(gemm, means["copy"])
 
 
@@ -154,10 +155,17 @@ def measure_rows(preset: Preset, peers: list[Peer], options: Options) -> tuple[l
     return rows, ""
 
 
+def doubts(rows: Sequence[Row]) -> list[str]:
+    """Warnings about peers that look badly built."""
+    found = (doubtful(name, row.shape.name, row.direction, row.tflops(name)) for row in rows for name in row.timings)
+    return [text for text in found if text]
+
+
 def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[str, str]) -> int:
     preset = select(PRESETS[args.preset]().filtered(args.filter), args.direction)
     if not preset.shapes:
-        print(f"--filter {args.filter!r}: no measured row of preset {args.preset!r} matches", file=sys.stderr)
+        chosen = f"--pass {args.direction}" + (f" --filter {args.filter!r}" if args.filter else "")
+        print(f"preset {args.preset!r} has no row to measure for {chosen}", file=sys.stderr)
         return 2
     peers, missing = load([OURS, *args.peers])
     versions = {peer.name: peer.version for peer in peers}
@@ -167,29 +175,28 @@ def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[s
     generator.manual_seed(seed)
     options = Options(device, args.direction, args.seconds_per_row, args.repeats, generator)
 
-    readings: list[dict[str, float]] = []
-    measure_ceilings(device, preset.shapes, readings)
+    # A second and a half of GEMM ends at the chip's power limit, where long attention rows run too.
+    ceiling_seconds = min(1.5, args.seconds_per_row)
+    readings = [measure_ceilings(device, preset.shapes, ceiling_seconds)]
     rows, lost = measure_rows(preset, peers + configurations(args.configurations), options)
     if not lost:
-        measure_ceilings(device, preset.shapes, readings)
-    ceilings = ceilings_of(readings)
+        readings.append(measure_ceilings(device, preset.shapes, ceiling_seconds))
+    ceilings = ceilings_of(readings, device)
 
     remarks = report.remarks(rows)
-    for row in rows:
-        for name in row.timings:
-            doubt = doubtful(name, row.shape.name, args.direction, row.tflops(name)) if "gpu" in environment else None
-            remarks += [doubt] if doubt else []
+    if environment.get("capability") == "9.0":
+        remarks += doubts(rows)
     if lost:
         remarks.append(f"STOPPED: the GPU failed in {lost}")
     summary = report.summarize(rows)
-    print(report.table(rows, preset, ceilings))
-    if tuning := report.configuration_table(rows, preset):
-        print("\n" + tuning)
-    print("\n" + "\n".join(f"not measured: {name}: {reason}" for name, reason in preset.skipped.items()))
-    print("\n".join(remarks))
-    gemm = ", ".join(f"{name} {report.digits(value)} TFLOP/s" for name, value in ceilings.gemm_tflops.items())
-    print(f"GEMM {gemm}; copy {report.digits(ceilings.copy_tbps)} TB/s")
-    print(report.summary_text(summary))
+    blocks = [
+        report.table(rows, preset, ceilings),
+        report.configuration_table(rows, preset),
+        "\n".join(f"not measured: {name}: {reason}" for name, reason in preset.skipped.items()),
+        "\n".join(remarks),
+        report.ceilings_text(ceilings) + "\n" + report.summary_text(summary),
+    ]
+    print("\n\n".join(block for block in blocks if block))
 
     if args.output:
         extra = {
@@ -200,6 +207,7 @@ def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[s
             "summary": report.summary_record(summary),
             "missing_peers": missing,
             "not_measured": preset.skipped,
+            "not_timed": {row.shape.name: reasons for row in rows if (reasons := report.not_timed(row))},
             "remarks": remarks,
         }
         write(args, environment, versions, extra, report.records(rows, ceilings))
@@ -207,7 +215,7 @@ def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[s
             stem, name = file_stem(args), machine_name(environment)
             for path in plots.draw(rows, preset, ceilings, args.output, stem, name):
                 print(f"wrote {path}")
-    failed = any(OURS in row.wrong or OURS in row.skipped for row in rows)
+    failed = any(OURS in row.skipped or any(map(report.is_ours, row.wrong)) for row in rows)
     return 1 if failed or lost else 0
 
 

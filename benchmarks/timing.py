@@ -1,7 +1,7 @@
 """Timing: samplers that measure one callable, and the interleaving of several of them.
 
-A sample is the time per call over a number of calls in a row. All callables of a row are sampled in turns, in an order that
-rotates with every round, so that a change of clock or temperature meets all of them alike.
+A sample is the time per call over a number of calls in a row. All callables of a row are sampled in turns, in an order
+that rotates with every round, so that a change of clock or temperature meets all of them alike.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def interleave(
 
     Args:
         samplers: by name; every callable has run before (warm-up is the caller's).
-        seconds: time to spend on all of them together. Every callable gets at least MINIMUM_REPEATS samples of one call.
+        seconds: time to spend on all of them together; each gets at least MINIMUM_REPEATS samples of one call.
         repeats: samples of each, instead of as many as the time allows.
         maximum_calls: most calls in a sample.
     """

@@ -5,6 +5,7 @@ Only torch's headers are needed, so an isolated build must not download a second
 
 from __future__ import annotations
 
+import setuptools
 from setuptools import build_meta
 from setuptools.build_meta import (
     build_editable,
@@ -15,7 +16,9 @@ from setuptools.build_meta import (
     prepare_metadata_for_build_wheel,
 )
 
-from .toolchain import OLDEST_TORCH, find_torch
+from .toolchain import OLDEST_TORCH, find_torch, require_setuptools
+
+require_setuptools(setuptools.__version__)
 
 __all__ = [
     "build_editable",

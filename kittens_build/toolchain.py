@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OLDEST_TORCH = (2, 11)  # TORCH_TARGET_VERSION: the oldest torch whose stable ABI has what the bindings use.
-OLDEST_NVCC = (12, 8)  # The oldest release that a CUDA build of torch 2.11 comes with, and the oldest tried.
+OLDEST_NVCC = (12, 8)  # cudaGetDriverEntryPointByVersion came with 12.5; what is older than 12.8 is not supported.
+OLDEST_SETUPTOOLS = 77  # The first to know the licence field of pyproject.toml as it is now.
 ALLOWED_ARCHS = ("90a",)
 CPU_ONLY = "none"
 _NVCC_ADVICE = (
@@ -61,6 +62,15 @@ class Nvcc:
     @property
     def version(self) -> str:
         return f"{self.release[0]}.{self.release[1]}"
+
+
+def require_setuptools(version: str) -> None:
+    """Refuses a setuptools that would stumble over pyproject.toml with an error that names neither cause nor cure."""
+    if int(version.split(".")[0]) < OLDEST_SETUPTOOLS:
+        raise BuildError(
+            f"setuptools >= {OLDEST_SETUPTOOLS} is needed to build, found {version}: "
+            "`pip install --upgrade setuptools`, or build without --no-build-isolation"
+        )
 
 
 def requested_archs(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -160,7 +170,7 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> tuple[str, str
 def find_nvcc(
     folders: Iterable[Path] | None = None, environment: Mapping[str, str] = os.environ, default: str = "/usr/local/cuda"
 ) -> Nvcc | None:
-    """nvcc of CUDA_HOME, else of PATH, else of the pip packages nvidia-cuda-nvcc and nvidia-cuda-runtime, or None.
+    """nvcc of CUDA_HOME, else of PATH, of the pip packages nvidia-cuda-{nvcc,runtime,cccl}, of `default`; or None.
 
     A CUDA_HOME without an nvcc, and an nvcc that does not run or is too old, are errors: who has one wants it used.
     """
@@ -173,12 +183,9 @@ def find_nvcc(
     on_path = shutil.which("nvcc", path=environment.get("PATH"))
     if on_path:
         return inspect_nvcc(Path(on_path))
-    if Path(default, "bin/nvcc").exists():
-        return inspect_nvcc(Path(default, "bin/nvcc"))
-    for folder in site_folders() if folders is None else folders:
-        for path in sorted(folder.glob("nvidia/cu*/bin/nvcc"), reverse=True):
-            return inspect_nvcc(path)
-    return None
+    packaged = [path for folder in folders or site_folders() for path in sorted(folder.glob("nvidia/cu*/bin/nvcc"))]
+    found = [path for path in [*packaged, Path(default, "bin/nvcc")] if path.exists()]
+    return inspect_nvcc(found[0]) if found else None
 
 
 def inspect_nvcc(path: Path) -> Nvcc:
@@ -201,10 +208,13 @@ def inspect_nvcc(path: Path) -> Nvcc:
     places = [Path(part) for part in re.findall(r'-L([^"\s]+)', told.get("LIBRARIES", ""))]
     places += [top / "lib64", top / "lib"]
     lib = next((place for place in places if place.joinpath("libcudart_static.a").exists()), None)
-    if lib is None or not any(folder.joinpath("cuda_runtime.h").exists() for folder in include):
+    headers = ["cuda_runtime.h", "nv/target"]  # The second is CCCL's; cuda_fp16.h includes it.
+    places_of_headers = [*include, *(folder / "cccl" for folder in include)]
+    missing = [name for name in headers if not any(folder.joinpath(name).exists() for folder in places_of_headers)]
+    if lib is None or missing:
         raise BuildError(
-            f"{path} has no libcudart_static.a or cuda_runtime.h beside it (looked in "
-            f"{', '.join(map(str, dict.fromkeys([*include, *places])))}): install the CUDA runtime's development files "
-            f"(pip: nvidia-cuda-runtime of release {found[0]}.{found[1]}), or {_NVCC_ADVICE}"
+            f"{path} is incomplete: {', '.join(missing + ['libcudart_static.a'] * (lib is None))} not found in "
+            f"{', '.join(map(str, dict.fromkeys([*include, *places])))}. Install the CUDA runtime's development files "
+            f"(pip: nvidia-cuda-runtime and nvidia-cuda-cccl of release {found[0]}.{found[1]}), or {_NVCC_ADVICE}"
         )
     return Nvcc(path, found, [folder.resolve() for folder in include], lib.resolve())

@@ -16,8 +16,9 @@ from .ops import LIBRARY
 
 try:
     from . import _plan
-except ImportError:
+except ImportError as error:
     _plan = None  # type: ignore[assignment]
+    _plan_missing = str(error)
 
 
 def build_info() -> dict[str, Any]:
@@ -57,8 +58,8 @@ def report() -> str:
         "torch": f"{info['torch']} (CUDA {info['torch_cuda'] or 'none'})",
         "Python": f"{info['python']} on {platform.platform()}",
         "library": info["library"],
-        "plan module": info["plan_module"] or "not built (pybind11 was missing): explain() tells less",
-        "built with": f"{info['compiler'] or 'unknown'}, headers of torch {info['torch_headers'] or 'unknown'}",
+        "plan module": info["plan_module"] or f"none, explain() tells less ({_plan_missing})",
+        "built with": f"compiler {info['compiler'] or 'unknown'}, headers of torch {info['torch_headers'] or 'unknown'}",
         "GPU kernels": joined("archs", "none") if info["cuda_kernels"] else "none (CPU-only build)",
         "CPU kernels": f"built for {joined('cpu_features', 'none')}; selected {info['cpu_selected'] or 'unknown'}",
         "CPU": f"{_cpu_model()}, {os.cpu_count()} logical cores, {torch.get_num_threads()} torch threads",

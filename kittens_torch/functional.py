@@ -12,15 +12,14 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import call, checks, dispatch, ops
+from . import call, dispatch, ops
 from .autograd import Attention
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 _is_grad_enabled = torch.is_grad_enabled
-_is_autocast_enabled = torch.is_autocast_enabled
+_is_cuda_autocast = torch.is_autocast_enabled  # without an argument: CUDA's, at half the time
 _is_tracing = torch.compiler.is_dynamo_compiling
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
-_MAX_HEAD_DIM = checks.MAX_HEAD_DIM
 _LARGEST_SCALE = torch.finfo(torch.float32).max
 
 
@@ -50,7 +49,8 @@ def scaled_dot_product_attention(
 
     Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.
     """
-    # The usual call, checked with as little as possible: this is the whole host time besides the op's own.
+    # The usual call with as few looks at its tensors as decide it: they are most of the host time outside the op. What
+    # the op then refuses (sizes that broadcast, a dtype mix) takes the general way, which also words the errors.
     if (
         attn_mask is None
         and not _is_tracing()
@@ -59,33 +59,25 @@ def scaled_dot_product_attention(
         and type(key) is Tensor
         and type(value) is Tensor
         and query.is_cuda
-        and (dtype := query.dtype) in _SIXTEEN_BIT
-        and key.dtype is dtype
-        and value.dtype is dtype
+        and query.dtype in _SIXTEEN_BIT
         and (is_causal is False or is_causal is True)
         and _forward_ad._current_level < 0
-        and not _is_autocast_enabled("cuda")
-        and len(shape := query.shape) == len(key_shape := key.shape) == len(value_shape := value.shape) == 4
+        and not _is_cuda_autocast()
         and dispatch.every_gpu_runs()
+        and len(shape := query.shape) == 4
+        and len(key_shape := key.shape) == 4
+        and (shape[1] == (heads_k := key_shape[1]) or heads_k == 1 or enable_gqa is True)
+        and (head_dim := shape[3])
+        and type(factor := head_dim**-0.5 if scale is None else scale) is float
+        and call.SMALLEST_FLOAT32 <= factor <= _LARGEST_SCALE
     ):
-        batch, heads, _, head_dim = shape
-        batch_k, heads_k, length_k, head_dim_k = key_shape
-        batch_v, heads_v, length_v, value_dim = value_shape
-        if (
-            batch == batch_k == batch_v
-            and heads_k == heads_v
-            and (heads == heads_k or heads_k == 1 or (enable_gqa is True and heads_k and heads % heads_k == 0))
-            and length_k == length_v
-            and head_dim == head_dim_k
-            and 0 < head_dim <= _MAX_HEAD_DIM
-            and 0 < value_dim <= _MAX_HEAD_DIM
-            and type(factor := head_dim**-0.5 if scale is None else scale) is float
-            and call.SMALLEST_FLOAT32 <= factor <= _LARGEST_SCALE
-        ):
-            corner = call.UPPER_LEFT if is_causal else 0
+        corner = call.UPPER_LEFT if is_causal else 0
+        try:
             if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
                 return Attention.apply(query, key, value, factor, corner, -1, -1)[0]
             return ops.forward(query, key, value, factor, corner, -1, -1)[0]
+        except RuntimeError:
+            pass
     return _any_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 

@@ -62,7 +62,7 @@ checked_forward = torch.ops.kittens_torch.checked_forward.default
 def empty_in_layout_of(query: Tensor, value_dim: int) -> Tensor:
     """The forward op's output: (B, H, L, value_dim), dense, with B, H and L in the memory order they have in `query`.
 
-    A dim of size 1 or stride 0 says nothing about an order. Where the others are in natural order (stride ties included)
+    A dim of size 1 or stride 0 says nothing about an order. Where the others are in natural order (equal strides are)
     the output is contiguous, else the silent dims go outermost. The op does the same.
     """
     sizes, strides = query.shape[:3], query.stride()

@@ -9,7 +9,7 @@ struct forward_row {
   int block_m, block_n;     // query rows and keys of a tile
   int stages;               // K/V tiles in flight
   int query_stages;         // 2: the next tile's query loads, and its first scores run, under this tile's epilogue
-  bool output_in_query;     // the output leaves through the query's buffer (no room for one of its own)
+  int output_parts;         // the output leaves in so many column parts through one buffer; 0: in whole through the query's buffer
   bool take_turns;          // warpgroups issue their products one after the other, so that one's softmax runs under the other's products
 
   constexpr int consumers() const { return block_m / 64; }
@@ -17,28 +17,26 @@ struct forward_row {
 
 // TFLOP/s on an H200, bfloat16, 16384 tokens, heads x head_dim = 2048, "full | causal".
 inline constexpr forward_row forward_rows_sm90[] = {
-    // head_dim 64: limited by the exponentials. Three consumers share K and V over 192 rows.
-    {64, 64, 192, 128, 3, 2, false, true},
-    // head_dim 64, short causal rows: less of a 128-row tile lies above the diagonal.
-    {64, 64, 128, 128, 3, 2, false, true},
-    // head_dim 128: three consumers halve the traffic of K and V per product; 80 keys keep O, S and P within 160 registers.
-    {128, 128, 192, 80, 2, 2, false, true},
-    // head_dim 128, short rows: fewer keys per row tile to amortise a 192-row tile's start.
-    {128, 128, 128, 128, 2, 2, false, true},
-    // head_dim 256: O alone takes 128 registers a thread, so two consumers and 80 keys.
-    {256, 256, 128, 80, 2, 1, true, true},
+    {64, 64, 192, 128, 3, 2, 1, true},
+    {96, 96, 192, 96, 3, 2, 1, true},
+    {128, 128, 192, 80, 2, 2, 1, true},
+    {128, 128, 128, 128, 2, 2, 1, true},
+    {192, 128, 128, 112, 2, 1, 1, true},
+    {192, 192, 128, 96, 2, 1, 0, true},
+    {256, 256, 128, 80, 2, 1, 0, true},
+    {256, 256, 128, 64, 2, 1, 2, true},
 };
 
 // The cpu machine: tiles sized for a 512 KB second-level cache, one consumer per 64 rows, no turns (a CTA is one thread).
 inline constexpr forward_row forward_rows_cpu[] = {
-    {64, 64, 128, 128, 1, 1, true, false},
-    {128, 128, 128, 128, 1, 1, true, false},
-    {256, 256, 128, 64, 1, 1, true, false},
+    {64, 64, 128, 128, 1, 1, 0, false},
+    {128, 128, 128, 128, 1, 1, 0, false},
+    {256, 256, 128, 64, 1, 1, 0, false},
 };
 
 // Shared memory of a row's tiles; barriers and the mailbox add less than the 1024 bytes that alignment rounds up to.
 constexpr int forward_tile_bytes(const forward_row& r, int element_bytes) {
-  const int output = r.output_in_query ? 0 : r.block_m * r.value_dim;
+  const int output = r.output_parts == 0 ? 0 : r.block_m * r.value_dim / r.output_parts;
   return element_bytes * (r.query_stages * r.block_m * r.head_dim + r.stages * r.block_n * (r.head_dim + r.value_dim) + output);
 }
 

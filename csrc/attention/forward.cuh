@@ -28,12 +28,14 @@ template <class T, const auto& Rows, int Row, bool Interval> struct forward_conf
   static constexpr forward_row row = Rows[Row];
   static constexpr int head_dim = row.head_dim, value_dim = row.value_dim, block_m = row.block_m, block_n = row.block_n;
   static constexpr int stages = row.stages, query_stages = row.query_stages, consumers = row.consumers();
-  static constexpr bool output_in_query = row.output_in_query, take_turns = row.take_turns, interval = Interval;
+  static constexpr bool output_in_query = row.output_parts == 0, take_turns = row.take_turns, interval = Interval;
+  static constexpr int output_parts = output_in_query ? 1 : row.output_parts, output_columns = value_dim / output_parts;
   static constexpr int producer_registers = consumers == 3 ? 32 : 24;
   static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "block_m: 64 query rows for each of 1 to 3 consumer warpgroups");
+  static_assert(!interval || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
   static_assert(block_n % 16 == 0, "block_n: the second product takes keys 16 at a time");
-  static_assert(!output_in_query || value_dim <= head_dim, "output_in_query: the output must fit the query's buffer");
+  static_assert(!output_in_query || value_dim == head_dim, "output_parts: an output that leaves through the query's buffer has its shape");
   static_assert((block_n + value_dim) / 2 + block_n / 4 + 24 <= consumer_registers, "scores, output and weights do not fit the registers");
 };
 
@@ -41,8 +43,8 @@ template <class C> struct forward_tiles {
   using query = kittens::shared_tile<typename C::element, C::block_m, C::head_dim>;
   using key = kittens::shared_tile<typename C::element, C::block_n, C::head_dim>;
   using value = kittens::shared_tile<typename C::element, C::block_n, C::value_dim>;
-  using output = kittens::shared_tile<typename C::element, C::block_m, C::value_dim>;
-  using output_rows = kittens::shared_tile<typename C::element, 64, C::value_dim>;
+  using output = kittens::shared_tile<typename C::element, C::block_m, C::output_columns>;
+  using output_rows = kittens::shared_tile<typename C::element, 64, C::output_columns>;
 };
 
 template <class C> struct forward_params {
@@ -56,15 +58,14 @@ template <class C> struct forward_params {
   real scale_log2;  // log2(e) * scale: the softmax works in base 2
   int heads, group, length_q, row_tiles, tiles;
   int heads_in_l2;  // heads whose K and V stay in the second-level cache together
-  int* next_tile;
+  kittens::tile_counter* counter;
 };
 
 // What a tile is: its rows, head and batch, and the key blocks it visits. The producer works it out and sends it to the consumers.
 // Full: row tiles of one head follow each other. Interval: longest rows first, over as many heads as the second-level cache holds.
 template <class C> struct forward_work {
   int row, head, batch;
-  int first, unmasked_first, unmasked_end;  // blocks first <= j < end; no key of unmasked_first <= j < unmasked_end is masked
-  int end = 0;                              // 0: no more tiles
+  int first, end = 0;  // key blocks first <= j < end; end 0: no more tiles
 
   KITTENS_INLINE forward_work() {}
   KITTENS_INLINE forward_work(const forward_params<C>& p, int tile) {
@@ -83,17 +84,34 @@ template <class C> struct forward_work {
     head = rest - batch * p.heads;
     if constexpr (C::interval) {
       const int last_row = (row + C::block_m < p.length_q ? row + C::block_m : p.length_q) - 1;
-      const int first_end = p.mask.end_key(row), last_end = p.mask.end_key(last_row);
+      const int last_end = p.mask.end_key(last_row);
       first = p.mask.first_key(row) / C::block_n;
       end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
       if (end <= first) end = first + 1;  // rows without a key visit one block, wholly masked
+    } else {
+      first = 0;
+      end = (p.mask.length_k + C::block_n - 1) / C::block_n;
+    }
+  }
+};
+
+// The blocks of one warpgroup's 64 rows among those of its tile.
+template <class C> struct forward_blocks {
+  int end;                           // it skips the blocks behind, which none of its rows sees
+  int unmasked_first, unmasked_end;  // of unmasked_first <= j < unmasked_end its rows see every key
+
+  KITTENS_INLINE forward_blocks(const forward_params<C>& p, const forward_work<C>& w, int row) {
+    if constexpr (C::interval) {
+      const int first_end = p.mask.end_key(row), last_end = p.mask.end_key(row + 63);
+      end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
+      end = end > w.first ? (end < w.end ? end : w.end) : w.first + 1;
       // The block that holds the first row's last key counts as masked although it may be full: it gives every row its reference.
       unmasked_end = first_end > 0 ? (first_end - 1) / C::block_n : 0;
-      unmasked_first = (p.mask.first_key(last_row) + C::block_n - 1) / C::block_n;
+      unmasked_first = (p.mask.first_key(row + 63) + C::block_n - 1) / C::block_n;
     } else {
-      first = unmasked_first = 0;
-      end = (p.mask.length_k + C::block_n - 1) / C::block_n;
+      end = w.end;
       unmasked_end = end - 1;
+      unmasked_first = 0;
     }
   }
 };
@@ -133,7 +151,7 @@ template <class C> struct forward_kernel {
       producer key(s.key, s.key_flags);
       producer value(s.value, s.value_flags);
       sender mail(s.mail);
-      for (int tile = cta.index; tile < p.tiles; tile = p.next_tile ? cta.count + fetch_add(p.next_tile, 1) : tile + cta.count) {
+      for (int tile = cta.index; tile < p.tiles; tile = p.counter ? take_tile(p.counter, cta) : tile + cta.count) {
         const forward_work<C>& w = mail.send(forward_work<C>(p, tile));
         query.load(p.query, {w.row, w.head, w.batch});
         KITTENS_NO_UNROLL for (int j = w.end - 1; j >= w.first; j--) {
@@ -142,6 +160,7 @@ template <class C> struct forward_kernel {
         }
       }
       mail.send({});
+      if (p.counter) retire(p.counter, cta);
       return;
     }
 
@@ -158,8 +177,13 @@ template <class C> struct forward_kernel {
     row_vector<real> maximum, sum, shift, rescale, block_sum;
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
-    auto issue_first_scores = [&] {
+    auto skipped = [&](const forward_work<C>& w) { return uniform(w.end - forward_blocks<C>(p, w, w.row + wg * 64).end); };
+    auto issue_first_scores = [&](const forward_work<C>& w) {
       auto& q = query.wait();
+      KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) {
+        key.wait();
+        key.release();
+      }
       auto& k = key.wait();
       mma_begin(scores);
       mma_ABt(scores, rows_of(q, wg * 64), k, 0);
@@ -167,13 +191,14 @@ template <class C> struct forward_kernel {
     };
     bool more = mail.wait().end > 0;
     if (more) {
-      issue_first_scores();
+      issue_first_scores(mail.current());
       mma_wait<0>();
       mma_done(scores);
     }
     while (more) {  // the first scores of this tile are there
       const forward_work<C>& w = mail.current();
       const int row = w.row + wg * 64;
+      const forward_blocks<C> blocks(p, w, row);
       auto& q = query.current();
       fill(maximum, -infinity<real>());
       fill(sum, real(0));
@@ -214,7 +239,7 @@ template <class C> struct forward_kernel {
         auto& k = key.wait();
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
-        mma_AB(output, weights, v, j < w.end - 2);
+        mma_AB(output, weights, v, j < blocks.end - 2);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_commit();
         if constexpr (C::take_turns) next_turn.arrive();
@@ -231,19 +256,27 @@ template <class C> struct forward_kernel {
       };
 
       key.release();
-      int j = w.end - 1;
+      KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) {
+        value.wait();
+        value.release();
+        if constexpr (C::take_turns) {
+          my_turn.sync();
+          next_turn.arrive();
+        }
+      }
+      int j = blocks.end - 1;
       mask(j--);
       renew_reference(true);
       if constexpr (C::interval)
-        for (; j >= w.first && j >= w.unmasked_end; j--) step(j, std::true_type{});
-      for (; j >= w.unmasked_first; j--) step(j, std::false_type{});
+        for (; j >= w.first && j >= blocks.unmasked_end; j--) step(j, std::true_type{});
+      for (; j >= blocks.unmasked_first; j--) step(j, std::false_type{});
       if constexpr (C::interval)
         for (; j >= w.first; j--) step(j, std::true_type{});
       if constexpr (!C::output_in_query) query.release();
 
       auto& v = value.wait();
       mma_begin(output, weights);
-      mma_AB(output, weights, v, w.end - w.first > 1);
+      mma_AB(output, weights, v, blocks.end - w.first > 1);
       mma_commit();
       auto finish = [&] {
         mma_done(output);
@@ -255,27 +288,25 @@ template <class C> struct forward_kernel {
           return l == real(0) ? -infinity<real>() : m * p.scale_log2 * real(0.6931471805599453) + kittens::log(l);
         });
         store_rows(p.logsumexp + (static_cast<int64_t>(w.batch) * p.heads + w.head) * p.length_q + row, sum, p.length_q - row);
-        register_tile<T, C::value_dim> rounded;
-        convert(rounded, output);
+        register_tile<T, C::output_columns> rounded;
         if constexpr (C::output_in_query) {
+          convert(rounded, output, 0);
           store_async(p.output, rows_of(query.current(), wg * 64), rounded, {row, w.head, w.batch});
           store_wait_read();
           query.release();
         } else {
-          store_async(p.output, rows_of(s.output.tile, wg * 64), rounded, {row, w.head, w.batch});
+          KITTENS_UNROLL for (int column = 0; column < C::value_dim; column += C::output_columns) {
+            convert(rounded, output, column);
+            store_async(p.output, rows_of(s.output.tile, wg * 64), rounded, {row, w.head, w.batch, column});
+          }
         }
       };
-      more = mail.wait().end > 0;
-      if constexpr (C::output_in_query) {
-        mma_wait<0>();
-        finish();
-        if (more) {
-          issue_first_scores();
-          mma_wait<0>();
-          mma_done(scores);
-        }
-      } else if (more) {  // the next tile's first scores run under this tile's epilogue
-        issue_first_scores();
+      const forward_work<C>& next = mail.wait();
+      more = next.end > 0;
+      // The next tile's first scores run under this tile's epilogue, where there is a buffer for its query, and where this warpgroup does not
+      // wait for keys that load only after it has released this tile's last values.
+      if (!C::output_in_query && more && skipped(next) < C::stages) {
+        issue_first_scores(next);
         mma_wait<1>();
         finish();
         mma_wait<0>();
@@ -283,6 +314,11 @@ template <class C> struct forward_kernel {
       } else {
         mma_wait<0>();
         finish();
+        if (more) {
+          issue_first_scores(next);
+          mma_wait<0>();
+          mma_done(scores);
+        }
       }
       mail.release();
     }

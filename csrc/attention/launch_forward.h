@@ -35,7 +35,7 @@ template <class C> const char* launch_forward(const forward_arguments& a, const 
   p.row_tiles = (p.length_q + C::block_m - 1) / C::block_m;
   p.tiles = static_cast<int>(a.query.size[0] * p.heads * p.row_tiles);
   p.heads_in_l2 = heads_that_share_l2(a, sizeof(typename C::element));
-  p.next_tile = a.next_tile;
+  p.counter = a.counter;
   return kittens::launch<forward_kernel<C>>(p, a.grid, execution);
 }
 

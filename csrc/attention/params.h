@@ -16,7 +16,7 @@ struct forward_arguments {
   int grid;                                        // CTAs to launch
   double scale;                                    // > 0
   interval_mask mask;
-  int* next_tile;                                  // zeroed counter that hands out tiles, or null: every CTA walks with stride `grid`
+  kittens::tile_counter* counter;                  // cleared; hands out tiles, or null: every CTA walks with stride `grid`
 };
 
 // Launches the kernel of one (element type, configuration, mask class), or returns an error text. Null if it went well.

@@ -154,9 +154,9 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
   const forward_outputs out = make_outputs(query, value);
   if (settle_empty(out, plan.mask)) return {out.output, out.logsumexp};
 
-  int next_tile = 0;
+  kittens::tile_counter counter{};
   forward_arguments arguments = arguments_of(as_is(query), as_is(key), as_is(value), as_is(out.output), out.logsumexp, problem, plan, scale);
-  if (plan.tiles > plan.grid) arguments.next_tile = &next_tile;
+  if (plan.tiles > plan.grid) arguments.counter = &counter;
   const forward_launcher launch = checked_seed ? find_forward_checked(problem.type, plan.configuration, plan.interval)
                                                : find_forward_cpu(problem.type, plan.configuration);
   check(launch != nullptr, "query: its dtype is not compiled for this machine");
@@ -202,11 +202,16 @@ forward_result forward_cuda(Tensor query, Tensor key, Tensor value, double scale
                                 : aligned(out.output, {query.size(0), query.size(1), query.size(2), value.size(3)}, element_bytes);
   void* stream = current_stream(device);
   forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
-  std::optional<Tensor> counter;
+  std::optional<Tensor> captured_counter;
   if (plan.interval && plan.tiles > plan.grid) {
-    counter = empty_contiguous({1}, ScalarType::Int, query);
-    arguments.next_tile = static_cast<int*>(counter->data_ptr());
-    if (const char* error = kittens::clear_async(arguments.next_tile, sizeof(int), stream)) check(false, "tile counter: ", error);
+    if (kittens::is_capturing(stream)) {
+      captured_counter = empty_contiguous({2}, ScalarType::Int, query);
+      arguments.counter = static_cast<kittens::tile_counter*>(captured_counter->data_ptr());
+      if (const char* error = kittens::clear_async(arguments.counter, sizeof *arguments.counter, stream)) check(false, "tile counter: ", error);
+    } else {
+      arguments.counter = kittens::pooled_counter(device);
+      check(arguments.counter != nullptr, "device ", device, " gives no tile counter");
+    }
   }
   check_launch(find_forward_sm90(problem.type, plan.configuration, plan.interval)(arguments, {stream}));
   if (!direct) {

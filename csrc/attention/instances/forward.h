@@ -1,7 +1,22 @@
+// Where the compiled forward kernels are found. A launcher is null where there is no such kernel.
 #pragma once
 #include "../params.h"
+
 namespace kittens_torch {
-forward_launcher find_forward_cpu(element_type type, int configuration);
-forward_launcher find_forward_checked(element_type type, int configuration, bool interval);
-forward_launcher find_forward_sm90(element_type type, int configuration, bool interval);
-}
+
+// A row of forward_rows_sm90 on the GPU (bfloat16, float16).
+forward_launcher find_forward_sm90(element_type, int configuration, bool interval);
+
+// A row of forward_rows_cpu on the fastest instruction set of this processor; every element type. The interval class covers all masks.
+forward_launcher find_forward_cpu(element_type, int configuration);
+
+// A row of forward_rows_sm90, what users run on the GPU, on the checked cpu machine (bfloat16, float16, float32).
+forward_launcher find_forward_checked(element_type, int configuration, bool interval);
+
+// One instruction set each, every element type (AMX: bfloat16). Callers make sure that the processor has it.
+forward_launcher forward_cpu_generic(element_type, int configuration);
+forward_launcher forward_cpu_avx2(element_type, int configuration);
+forward_launcher forward_cpu_avx512(element_type, int configuration);
+forward_launcher forward_cpu_amx(element_type, int configuration);
+
+}  // namespace kittens_torch

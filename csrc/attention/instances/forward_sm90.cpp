@@ -1,3 +1,5 @@
+#ifdef KITTENS_CUDA
+
 #include "forward_sm90.h"
 
 #include "forward.h"
@@ -9,3 +11,5 @@ forward_launcher find_forward_sm90(element_type type, int configuration, bool in
 }
 
 }  // namespace kittens_torch
+
+#endif

@@ -11,4 +11,9 @@ struct execution {
   void (*parallel_for)(int64_t count, void (*body)(void* context, int64_t index), void* context) = nullptr;
 };
 
+// Hands out tile numbers to CTAs as they become free. Both are zero when a kernel starts; the last CTA to retire makes them zero again.
+struct tile_counter {
+  int next, retired;
+};
+
 }  // namespace kittens

@@ -9,6 +9,13 @@
 
 namespace kittens {
 inline namespace KITTENS_MACHINE {
+
+// Where A's element (i, j) lies: a[i * row + j * column].
+template <class W> struct left_operand {
+  const W* a;
+  int row, column;
+};
+
 namespace simd {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -23,12 +30,6 @@ template <class W> inline constexpr int group = 2 * lanes<W>;  // columns of a p
 template <class W> constexpr int64_t panel_elements(int columns, int rows) {
   return static_cast<int64_t>((columns + group<W> - 1) / group<W>) * group<W> * rows;
 }
-
-// Where A's element (i, j) lies: a[i * row + j * column].
-template <class W> struct left_operand {
-  const W* a;
-  int row, column;
-};
 
 template <class W, int Rows> KITTENS_ALWAYS_INLINE void multiply_block(W* d, int row_stride, left_operand<W> left, const W* b, int k, bool accumulate) {
   vector<W> sums[Rows][2];

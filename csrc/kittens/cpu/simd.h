@@ -23,23 +23,31 @@ inline constexpr int vector_bytes = 16;
 typedef float vector_float __attribute__((vector_size(vector_bytes)));
 typedef double vector_double __attribute__((vector_size(vector_bytes)));
 typedef uint32_t vector_uint32 __attribute__((vector_size(vector_bytes)));
-typedef int32_t vector_int32 __attribute__((vector_size(vector_bytes)));
-typedef int64_t vector_int64 __attribute__((vector_size(vector_bytes)));
+typedef uint64_t vector_uint64 __attribute__((vector_size(vector_bytes)));
 typedef uint16_t vector_uint16 __attribute__((vector_size(vector_bytes / 2)));  // as many lanes as vector_uint32
 
 template <class W> struct vector_of;
 template <> struct vector_of<float> {
   using type = vector_float;
-  using integers = vector_int32;
+  using bits = vector_uint32;
 };
 template <> struct vector_of<double> {
   using type = vector_double;
-  using integers = vector_int64;
+  using bits = vector_uint64;
 };
 template <class W> using vector = typename vector_of<W>::type;
+template <class W> using vector_bits = typename vector_of<W>::bits;
 template <class W> inline constexpr int lanes = vector_bytes / static_cast<int>(sizeof(W));
 
 template <class W> KITTENS_ALWAYS_INLINE vector<W> broadcast(W x) { return x - vector<W>{}; }
+
+// A constant that the compiler does not know: with a known one GCC misses that `a < b ? b : a` is one instruction.
+template <class V> KITTENS_ALWAYS_INLINE V opaque(V v) {
+#if defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
 
 template <class V, class P> KITTENS_ALWAYS_INLINE V load_bits(const P* p) {
   V v;
@@ -56,10 +64,17 @@ KITTENS_ALWAYS_INLINE vector_uint32 rounded_bits(vector_float x, bf16) {
   return ((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : rounded) & 0xffff0000;
 }
 
+// The same for a weight: positive, and if it is NaN, its lower half is clear, because it comes from 16-bit elements or an operation made it.
+KITTENS_ALWAYS_INLINE vector_uint32 rounded_weight_bits(vector_float x) {
+  const vector_uint32 bits = (vector_uint32)x;
+  return (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+}
+
 #if defined(__AVX512F__)
-KITTENS_ALWAYS_INLINE vector_float widen(vector_uint16 x, fp16) { return (vector_float)_mm512_cvtph_ps((__m256i)x); }
+// The masked forms with every lane on: GCC 12 warns that the plain ones read an uninitialised vector.
+KITTENS_ALWAYS_INLINE vector_float widen(vector_uint16 x, fp16) { return (vector_float)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x); }
 KITTENS_ALWAYS_INLINE vector_uint16 narrow(vector_float x, fp16) {
-  return (vector_uint16)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return (vector_uint16)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 KITTENS_ALWAYS_INLINE vector_float round_to(vector_float x, fp16) { return widen(narrow(x, fp16{}), fp16{}); }
 #elif defined(__F16C__)
@@ -118,6 +133,10 @@ KITTENS_ALWAYS_INLINE void store(bf16* p, vector_float v) {
 
 // out[i] = in[i] for i < count, between any two element types. The tail goes through one vector.
 template <class Out, class In> KITTENS_ALWAYS_INLINE void convert_elements(Out* out, const In* in, int count) {
+  if constexpr (std::is_same_v<Out, In>) {
+    __builtin_memcpy(out, in, count * sizeof(In));
+    return;
+  }
   using W = accumulator<In>;
   int i = 0;
   for (; i + lanes<W> <= count; i += lanes<W>) store(out + i, load(in + i));

@@ -1,5 +1,6 @@
 // mbarriers, named barriers, and the CTA's own identity.
 #pragma once
+#include "../core/execution.h"
 #include "types.cuh"
 
 namespace kittens {
@@ -65,7 +66,16 @@ struct cta {
   }
 };
 
-KITTENS_INLINE int fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
+// One thread. The next tile number that no CTA has taken, beyond the first `count`, which CTAs take by their index.
+KITTENS_INLINE int take_tile(tile_counter* counter, cta cta) { return cta.count + atomicAdd(&counter->next, 1); }
+// One thread of each CTA, once it takes no more. The counter clears itself for the next launch, so that no launch needs a memset before it.
+KITTENS_INLINE void retire(tile_counter* counter, cta cta) {
+  __threadfence();
+  if (atomicAdd(&counter->retired, 1) == cta.count - 1) {
+    counter->next = 0;
+    counter->retired = 0;
+  }
+}
 
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens

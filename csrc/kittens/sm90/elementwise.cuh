@@ -5,15 +5,6 @@
 namespace kittens {
 inline namespace KITTENS_MACHINE {
 
-template <class T> KITTENS_INLINE uint32_t pack(float low, float high) {
-  uint32_t pair;
-  if constexpr (std::is_same_v<T, bf16>)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 template <int C> KITTENS_INLINE void fill(register_tile<float, C>& t, float x) {
   KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = x;
 }
@@ -95,8 +86,9 @@ KITTENS_INLINE bool any_above(const row_vector<float>& v, float limit) {
   return __any_sync(~0u, !(v.d[0] <= limit && v.d[1] <= limit));
 }
 
-template <class T, int C> KITTENS_INLINE void convert(register_tile<T, C>& out, const register_tile<float, C>& t) {
-  KITTENS_UNROLL for (int i = 0; i < C / 4; i++) out.d[i] = pack<T>(t.d[2 * i], t.d[2 * i + 1]);
+// out = the columns of t from `first` on, rounded
+template <class T, int C, int From> KITTENS_INLINE void convert(register_tile<T, C>& out, const register_tile<float, From>& t, int first = 0) {
+  KITTENS_UNROLL for (int i = 0; i < C / 4; i++) out.d[i] = pack<T>(t.d[first / 2 + 2 * i], t.d[first / 2 + 2 * i + 1]);
 }
 
 }  // namespace KITTENS_MACHINE

@@ -1,0 +1,9 @@
+// The forward kernels of the cpu machine for AVX-512 F, BW, DQ and VL (setup.py passes the flags).
+#define KITTENS_MACHINE cpu_avx512
+#include "forward_cpu.h"
+
+namespace kittens_torch {
+
+forward_launcher forward_cpu_avx512(element_type type, int configuration) { return forward_on_cpu(type, configuration); }
+
+}  // namespace kittens_torch

@@ -1,0 +1,147 @@
+// Between global and shared memory, and between registers and both.
+#pragma once
+#include "barriers.h"
+#include "mma.h"
+#include "ops.h"
+
+namespace kittens {
+inline namespace KITTENS_MACHINE {
+
+// A (batch, head, row, column) tensor read and written in boxes of Tile. Any strides.
+template <class Tile> struct tile_map {
+  using tile = Tile;
+  using element = typename Tile::element;
+  tensor_view tensor;
+
+  // The box at `where`: of its rows and columns only those inside the tensor exist.
+  matrix_view<element> box(place where) const {
+    const bool exists = where.batch >= 0 && where.batch < tensor.size[0] && where.head >= 0 && where.head < tensor.size[1];
+    const int64_t origin = where.batch * tensor.stride[0] + where.head * tensor.stride[1] + where.row * tensor.stride[2] + where.column * tensor.stride[3];
+    return {static_cast<const element*>(tensor.data) + origin,
+            tensor.stride[2],
+            tensor.stride[3],
+            where.row < 0 ? -where.row : 0,
+            exists ? clip(tensor.size[2] - where.row, Tile::rows) : 0,
+            where.column < 0 ? -where.column : 0,
+            clip(tensor.size[3] - where.column, Tile::columns)};
+  }
+
+ private:
+  static int clip(int64_t end, int most) { return end < 0 ? 0 : end < most ? static_cast<int>(end) : most; }
+};
+
+// Host. Returns null or what is wrong with the tensor.
+template <class Tile> KITTENS_INLINE const char* make_tile_map(tile_map<Tile>& map, const tensor_view& tensor) {
+  map.tensor = tensor;
+  for (int i = 0; i < 4; i++) {
+    if (tensor.size[i] < 0) return "make_tile_map: a size is negative";
+    if (tensor.size[i] > INT32_MAX) return "make_tile_map: a size is above 2^31 - 1";
+  }
+  return nullptr;
+}
+
+// Fills the tile from `where` on; what lies outside the tensor becomes zero. Completes on `full`.
+template <class T, int R, int C>
+KITTENS_INLINE void copy(shared_tile<T, R, C>& tile, const tile_map<shared_tile<T, R, C>>& map, place where, barrier& full) {
+  const matrix_view<T> box = map.box(where);
+#if KITTENS_CHECKED
+  runtime::copy_issue(make_task([&tile, box] { copy_rows(tile.data, box, R, C); }), tile.id(), tile.bytes, full.state);
+#else
+  tile.panels.copied_from(box);
+  runtime::barrier_complete(full.state, tile.bytes);
+#endif
+}
+
+template <class T, int N> KITTENS_INLINE void copy(shared_vector<T, N>& vector, const T* source, barrier& full) {
+  const auto move = [&vector, source] { __builtin_memcpy(vector.data, source, sizeof vector.data); };
+#if KITTENS_CHECKED
+  runtime::copy_issue(make_task(move), vector.id(), vector.bytes, full.state);
+#else
+  move();
+  runtime::barrier_complete(full.state, vector.bytes);
+#endif
+}
+
+// Registers to 64 rows of a shared tile.
+template <class T, int R, int C> KITTENS_INLINE void store(shared_rows<shared_tile<T, R, C>> to, const register_tile<T, C>& t) {
+  use(t, "store");
+#if KITTENS_CHECKED
+  runtime::store_issue(to.tile.id(), {to.first, warpgroup_rows, 0, C});
+#else
+  to.tile.panels.own(to.tile.data);
+#endif
+  simd::convert_elements(to.tile.data + to.first * C, t.d, warpgroup_rows * C);
+}
+
+// Makes stores visible to the products and copies of every warpgroup that meets at the barrier.
+KITTENS_INLINE void publish(named_barrier where) {
+#if KITTENS_CHECKED
+  runtime::publish_stores();
+#endif
+  where.sync();
+}
+
+// 64 published rows to global memory; what lies outside the tensor is clipped. The source may be reused after store_wait_read().
+template <class T, int R, int C>
+KITTENS_INLINE void send(const tile_map<shared_tile<T, warpgroup_rows, C>>& map, shared_rows<shared_tile<T, R, C>> from, place where) {
+  const matrix_view<T> box = map.box(where);
+  const auto move = [box, data = from.tile.data + from.first * C] {
+    T* base = const_cast<T*>(box.base);
+    for (int r = box.row_begin; r < box.row_end; r++) {
+      T* out = base + r * box.row_stride;
+      const T* in = data + r * C;
+      if (box.column_stride == 1) simd::convert_elements(out + box.column_begin, in + box.column_begin, box.column_end - box.column_begin);
+      else for (int c = box.column_begin; c < box.column_end; c++) out[c * box.column_stride] = in[c];
+    }
+  };
+#if KITTENS_CHECKED
+  runtime::send_issue(make_task(move), from.tile.id(), {from.first, warpgroup_rows, 0, C});
+#else
+  from.tile.panels.own(from.tile.data);
+  move();
+#endif
+}
+
+// This warpgroup's sends have read shared memory.
+KITTENS_INLINE void store_wait_read() {
+#if KITTENS_CHECKED
+  runtime::send_wait(false);
+#endif
+}
+// This warpgroup's sends are complete.
+KITTENS_INLINE void store_wait_all() {
+#if KITTENS_CHECKED
+  runtime::send_wait(true);
+#endif
+}
+
+template <class T, int R, int C>
+KITTENS_INLINE void store_async(const tile_map<shared_tile<T, warpgroup_rows, C>>& map, shared_rows<shared_tile<T, R, C>> through,
+                                const register_tile<T, C>& t, place where) {
+  store_wait_read();
+  store(through, t);
+#if KITTENS_CHECKED
+  runtime::publish_stores();
+#endif
+  send(map, through, where);
+}
+
+// pointer[row] = v[row] for row < count
+template <class T> KITTENS_INLINE void store_rows(T* pointer, const row_vector<T>& v, int count) {
+  for (int r = 0; r < warpgroup_rows && r < count; r++) pointer[r] = v.d[r];
+}
+
+// A 64 x C tile in global memory, summed into by many; the order of its elements is private to these two.
+template <class T, int C> KITTENS_INLINE void add_to(T* sums, const register_tile<T, C>& t) {
+  use(t, "add_to");
+  runtime::lock_sums(sums);
+  for (int i = 0; i < warpgroup_rows * C; i++) sums[i] += t.d[i];
+  runtime::unlock_sums(sums);
+}
+template <class T, int C> KITTENS_INLINE void take_from(register_tile<T, C>& t, const T* sums) {
+  use(t, "take_from");
+  __builtin_memcpy(t.d, sums, sizeof t.d);
+}
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens

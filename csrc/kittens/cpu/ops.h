@@ -1,0 +1,191 @@
+// Elementwise operations, reductions and conversions on register tiles and row vectors.
+#pragma once
+#include "exp2.h"
+#include "types.h"
+
+namespace kittens {
+inline namespace KITTENS_MACHINE {
+
+// Registers <-> values: a 16-bit register tile is either widened already or, on AMX, still 16 bits wide.
+namespace registers {
+template <class T> KITTENS_ALWAYS_INLINE accumulator<T> get(const register_element<T>& x) {
+  if constexpr (std::is_same_v<register_element<T>, accumulator<T>>) return x;
+  else return float_of_bits(static_cast<uint32_t>(x.bits) << 16);
+}
+template <class T, class W> KITTENS_ALWAYS_INLINE void put(register_element<T>* out, simd::vector<W> x) {
+  if constexpr (std::is_same_v<register_element<T>, W>) simd::store(out, simd::round_to(x, T{}));
+  else simd::store(out, x);
+}
+template <class T, class W> KITTENS_ALWAYS_INLINE void put_weight(register_element<T>* out, simd::vector<W> x) {
+  if constexpr (!std::is_same_v<T, bf16>) {
+    put<T, W>(out, x);
+  } else if constexpr (std::is_same_v<register_element<T>, W>) {
+    simd::store(out, (simd::vector_float)simd::rounded_weight_bits(x));
+  } else {
+    const simd::vector_uint16 bits = __builtin_convertvector(simd::rounded_weight_bits(x) >> 16, simd::vector_uint16);
+    __builtin_memcpy(out, &bits, sizeof bits);
+  }
+}
+template <class T> KITTENS_ALWAYS_INLINE void put_one(register_element<T>& out, accumulator<T> x) {
+  if constexpr (!is_16_bit<T>) {
+    out = x;
+  } else if constexpr (std::is_same_v<register_element<T>, float>) {
+    out = simd::round_to(simd::broadcast<float>(x), T{})[0];
+  } else {
+    out.bits = static_cast<uint16_t>(simd::rounded_bits(simd::broadcast<float>(x), T{})[0] >> 16);
+  }
+}
+}  // namespace registers
+
+template <class T, int C> KITTENS_INLINE void fill(register_tile<T, C>& t, std::type_identity_t<accumulator<T>> x) {
+  use(t, "fill");
+  for (int i = 0; i < warpgroup_rows * C; i++) registers::put_one<T>(t.d[i], x);
+}
+template <class T> KITTENS_INLINE void fill(row_vector<T>& v, std::type_identity_t<T> x) {
+  for (int r = 0; r < warpgroup_rows; r++) v.d[r] = x;
+}
+
+// t = f(row, column, t) or f(t)
+template <class T, int C, class F> KITTENS_INLINE void map(register_tile<T, C>& t, F f) {
+  use(t, "map");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c++) {
+      const accumulator<T> x = registers::get<T>(t.d[r * C + c]);
+      if constexpr (std::is_invocable_v<F, int, int, accumulator<T>>) registers::put_one<T>(t.d[r * C + c], f(r, c, x));
+      else registers::put_one<T>(t.d[r * C + c], f(x));
+    }
+}
+template <class T, class U, class F> KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, F f) {
+  for (int r = 0; r < warpgroup_rows; r++) out.d[r] = f(a.d[r]);
+}
+template <class T, class U, class V, class F> KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, const row_vector<V>& b, F f) {
+  for (int r = 0; r < warpgroup_rows; r++) out.d[r] = f(a.d[r], b.d[r]);
+}
+
+// t = f(t, v of the row)
+template <class T, int C, class U, class F> KITTENS_INLINE void map_rows(register_tile<T, C>& t, const row_vector<U>& v, F f) {
+  use(t, "map_rows");
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const U y = v.d[r];
+    for (int c = 0; c < C; c++) registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), y));
+  }
+}
+template <class U, int C> KITTENS_ALWAYS_INLINE void use([[maybe_unused]] const shared_vector<U, C>& v, [[maybe_unused]] const char* operation) {
+#if KITTENS_CHECKED
+  runtime::read_shared(v.id(), {0, 1, 0, C}, operation);
+#endif
+}
+// t = f(t, v of the column)
+template <class T, int C, class U, class F> KITTENS_INLINE void map_columns(register_tile<T, C>& t, const shared_vector<U, C>& v, F f) {
+  use(t, "map_columns");
+  use(v, "map_columns");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c++) registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), v.data[c]));
+}
+// t = f(t, u, v of the column)
+template <class T, class S, int C, class U, class F>
+KITTENS_INLINE void map_columns(register_tile<T, C>& t, const register_tile<S, C>& u, const shared_vector<U, C>& v, F f) {
+  use(t, "map_columns");
+  use(u, "map_columns");
+  use(v, "map_columns");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c++)
+      registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), registers::get<S>(u.d[r * C + c]), v.data[c]));
+}
+
+// v = max(v, the rows' maxima). Four vectors side by side hide the latency.
+template <class T, int C> KITTENS_INLINE void row_max(row_vector<T>& v, const register_tile<T, C>& t) {
+  use(t, "row_max");
+  constexpr int n = simd::lanes<T>, whole = C / (4 * n) * (4 * n);
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const T* x = t.d + r * C;
+    T most = v.d[r];
+    if constexpr (whole > 0) {
+      simd::vector<T> a = simd::load(x), b = simd::load(x + n), c = simd::load(x + 2 * n), d = simd::load(x + 3 * n);
+      for (int i = 4 * n; i < whole; i += 4 * n) {
+        a = simd::maximum<T>(a, simd::load(x + i));
+        b = simd::maximum<T>(b, simd::load(x + i + n));
+        c = simd::maximum<T>(c, simd::load(x + i + 2 * n));
+        d = simd::maximum<T>(d, simd::load(x + i + 3 * n));
+      }
+      const T part = simd::maximum_of<T>(simd::maximum<T>(simd::maximum<T>(a, b), simd::maximum<T>(c, d)));
+      most = part > most ? part : most;
+    }
+    for (int i = whole; i < C; i++) most = x[i] > most ? x[i] : most;
+    v.d[r] = most;
+  }
+}
+
+// v += the rows' sums; a warpgroup is one thread here, so a share is the whole
+template <class T, int C> KITTENS_INLINE void row_sum(row_vector<T>& v, const register_tile<T, C>& t) {
+  use(t, "row_sum");
+  constexpr int n = simd::lanes<T>, whole = C / n * n;
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const T* x = t.d + r * C;
+    simd::vector<T> sums{};
+    for (int i = 0; i < whole; i += n) sums += simd::load(x + i);
+    T sum = simd::sum_of<T>(sums);
+    for (int i = whole; i < C; i++) sum += x[i];
+    v.d[r] += sum;
+  }
+}
+template <class T> KITTENS_INLINE void row_sum_finish(row_vector<T>&) {}
+
+// weights = exp2(t * scale - shift of the row), rounded to their type; sums = the sums of the rows before rounding
+template <class T, class Real, int C>
+KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
+                              std::type_identity_t<Real> scale, row_vector<Real>& sums) {
+  use(weights, "exp2_into");
+  use(t, "exp2_into");
+  constexpr int n = simd::lanes<Real>, vectors = C / n, at_once = vectors % 4 == 0 ? 4 : vectors % 2 == 0 && vectors > 0 ? 2 : 1;
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const Real* x = t.d + r * C;
+    register_element<T>* out = weights.d + r * C;
+    const Real m = shift.d[r];
+    simd::vector<Real> sum[at_once] = {};
+    for (int c = 0; c < vectors * n; c += at_once * n) {
+      simd::vector<Real> w[at_once];
+#pragma GCC unroll 4
+      for (int i = 0; i < at_once; i++) w[i] = simd::load(x + c + i * n) * scale - m;
+      simd::exp2_each<Real, simd::vector_bits<Real>>(w);
+#pragma GCC unroll 4
+      for (int i = 0; i < at_once; i++) {
+        sum[i] += w[i];
+        registers::put_weight<T, Real>(out + c + i * n, w[i]);
+      }
+    }
+    for (int i = 1; i < at_once; i++) sum[0] += sum[i];
+    Real total = simd::sum_of<Real>(sum[0]);
+    for (int c = vectors * n; c < C; c++) {
+      const Real w = exp2(x[c] * scale - m);
+      total += w;
+      registers::put_one<T>(out[c], w);
+    }
+    sums.d[r] = total;
+  }
+}
+
+// Whether a value is above the limit or NaN
+template <class T> KITTENS_INLINE bool any_above(const row_vector<T>& v, std::type_identity_t<T> limit) {
+  bool above = false;
+  for (int r = 0; r < warpgroup_rows; r++) above |= !(v.d[r] <= limit);
+  return above;
+}
+
+// out = the columns of t from `first` on, in the type of out
+template <class Out, class In, int C, int From>
+KITTENS_INLINE void convert(register_tile<Out, C>& out, const register_tile<In, From>& t, int first = 0) {
+  use(out, "convert");
+  use(t, "convert");
+  constexpr int n = simd::lanes<accumulator<In>>;
+  static_assert(C % n == 0 || (C == From && warpgroup_rows * C % n == 0));
+  if constexpr (C == From) {
+    for (int i = 0; i < warpgroup_rows * C; i += n) registers::put<Out, accumulator<Out>>(out.d + i, simd::load(t.d + i));
+  } else {
+    for (int r = 0; r < warpgroup_rows; r++)
+      for (int c = 0; c < C; c += n) registers::put<Out, accumulator<Out>>(out.d + r * C + c, simd::load(t.d + r * From + first + c));
+  }
+}
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens

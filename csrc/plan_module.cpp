@@ -1,0 +1,91 @@
+// Python's view of the plan and of the build, without torch and without a GPU. For explain(), build_info() and tests.
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "attention/plan.h"
+#include "kittens/cpu/features.h"
+
+namespace py = pybind11;
+using namespace kittens_torch;
+
+namespace {
+
+element_type type_named(const std::string& name) {
+  if (name == "bfloat16") return element_type::bfloat16;
+  if (name == "float16") return element_type::float16;
+  if (name == "float32") return element_type::float32;
+  if (name == "float64") return element_type::float64;
+  throw std::invalid_argument("dtype must be bfloat16, float16, float32 or float64, got " + name);
+}
+
+machine_kind machine_named(const std::string& name) {
+  if (name == "sm90") return machine_kind::sm90;
+  if (name == "cpu") return machine_kind::cpu;
+  throw std::invalid_argument("machine must be sm90 or cpu, got " + name);
+}
+
+forward_plan forward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
+                     int64_t length_k, int64_t head_dim, int64_t value_dim, int corner, int window_left, int window_right, int processors,
+                     int configuration) {
+  return plan_forward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
+                       window_left, window_right, processors},
+                      configuration);
+}
+
+// The configuration table of a machine, row by row, as (head_dim, value_dim, block_m, block_n, stages).
+py::list configurations(const std::string& machine) {
+  const bool sm90 = machine_named(machine) == machine_kind::sm90;
+  py::list rows;
+  for (int i = 0; i < (sm90 ? forward_count_sm90 : forward_count_cpu); i++) {
+    const forward_row& r = sm90 ? forward_rows_sm90[i] : forward_rows_cpu[i];
+    rows.append(py::make_tuple(r.head_dim, r.value_dim, r.block_m, r.block_n, r.stages));
+  }
+  return rows;
+}
+
+py::dict build() {
+  py::list archs, features;
+  std::string arch;
+  for (const char c : std::string(KITTENS_ARCHS) + " ") {
+    if (c != ' ') {
+      arch += c;
+    } else if (!arch.empty()) {
+      archs.append(arch);
+      arch.clear();
+    }
+  }
+  for (int i = 0; i < kittens::cpu_flavours; i++)
+    if (kittens::is_compiled(static_cast<kittens::cpu_flavour>(i))) features.append(kittens::name(static_cast<kittens::cpu_flavour>(i)));
+  py::dict facts;
+  facts["archs"] = archs;
+  facts["cpu_features"] = features;
+  facts["cpu_selected"] = kittens::name(kittens::fastest_cpu_flavour());
+  facts["compiler"] = __VERSION__;
+  facts["torch_headers"] = KITTENS_TORCH_HEADERS;
+  facts["version"] = KITTENS_TORCH_VERSION;
+  return facts;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_plan, m) {
+  m.doc() = "Which kernel a problem gets, and what was built.";
+  py::class_<forward_plan>(m, "ForwardPlan")
+      .def_property_readonly("kernel", [](const forward_plan& p) { return p.kernel; })
+      .def_readonly("configuration", &forward_plan::configuration)
+      .def_property_readonly("block_m", [](const forward_plan& p) { return p.row.block_m; })
+      .def_property_readonly("block_n", [](const forward_plan& p) { return p.row.block_n; })
+      .def_property_readonly("stages", [](const forward_plan& p) { return p.row.stages; })
+      .def_property_readonly("consumers", [](const forward_plan& p) { return p.row.consumers(); })
+      .def_readonly("shared_bytes", &forward_plan::shared_bytes)
+      .def_readonly("grid", &forward_plan::grid)
+      .def_readonly("prefer_torch", &forward_plan::prefer_torch)
+      .def_property_readonly("reason", [](const forward_plan& p) { return p.reason; });
+  m.def("forward", &forward, py::kw_only(), py::arg("machine"), py::arg("dtype"), py::arg("batch"), py::arg("heads"), py::arg("heads_k"),
+        py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
+        py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1);
+  m.def("configurations", &configurations, py::arg("machine"));
+  m.def("build", &build);
+}

@@ -1,0 +1,248 @@
+"""The ops under fake tensors, opcheck, torch.compile and torch.export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import CORNERS, inputs, leaves, normal
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import kittens_torch
+from kittens_torch import ops, recompute
+from kittens_torch import scaled_dot_product_attention as drop_in
+
+pytestmark = pytest.mark.usefixtures("only_ours")
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def _bhld(*shape: int) -> Tensor:
+    return normal(*shape, dtype=torch.bfloat16)
+
+
+# Every layout of a query: name -> (B, H, L, D) tensor.
+QUERIES: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: _bhld(2, 3, 5, 8),
+    "length before heads": lambda: _bhld(2, 5, 3, 8).transpose(1, 2),
+    "slice of packed qkv": lambda: _bhld(2, 5, 3, 3, 8)[:, :, 1].transpose(1, 2),
+    "heads outside": lambda: _bhld(3, 2, 5, 8).transpose(0, 1),
+    "length outside": lambda: _bhld(5, 2, 3, 8).permute(1, 2, 0, 3),
+    "length, heads, batch": lambda: _bhld(5, 3, 2, 8).permute(2, 1, 0, 3),
+    "columns outside": lambda: _bhld(2, 8, 3, 5).permute(0, 2, 3, 1),
+    "last stride 2": lambda: _bhld(2, 3, 5, 16)[..., ::2],
+    "length 1": lambda: _bhld(2, 3, 1, 8),
+    "length 1, moved": lambda: _bhld(2, 1, 3, 8).transpose(1, 2),
+    "batch 1": lambda: _bhld(1, 3, 5, 8),
+    "batch 1, moved": lambda: _bhld(1, 5, 3, 8).transpose(1, 2),
+    "one head": lambda: _bhld(2, 1, 5, 8),
+    "one head, moved": lambda: _bhld(5, 2, 1, 8).permute(1, 2, 0, 3),
+    "all ones": lambda: _bhld(1, 1, 1, 8),
+    "one column": lambda: _bhld(2, 5, 3, 1).transpose(1, 2),
+    "expanded heads": lambda: _bhld(2, 1, 5, 8).expand(2, 3, 5, 8),
+    "expanded heads, moved": lambda: _bhld(5, 2, 1, 8).permute(1, 2, 0, 3).expand(2, 3, 5, 8),
+    "expanded batch": lambda: _bhld(1, 5, 3, 8).transpose(1, 2).expand(2, 3, 5, 8),
+    "all expanded": lambda: _bhld(1, 1, 1, 8).expand(2, 3, 5, 8),
+    "equal strides": lambda: torch.as_strided(_bhld(400), (2, 3, 5, 8), (40, 40, 8, 1)),
+    "many batches": lambda: _bhld(65536, 1, 1, 8),
+    "no batch": lambda: _bhld(0, 5, 3, 8).transpose(1, 2),
+    "no rows": lambda: _bhld(2, 0, 3, 8).transpose(1, 2),
+}
+
+
+def _metadata(tensors: tuple[Tensor, ...]) -> list[Any]:
+    return [(tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors]
+
+
+@devices
+@pytest.mark.parametrize("value_dim", [8, 6])
+@pytest.mark.parametrize("name", QUERIES)
+def test_fake_outputs_are_the_real_ones(device: str, name: str, value_dim: int) -> None:
+    query = QUERIES[name]().to(device)
+    key = normal(query.shape[0], query.shape[1], 4, query.shape[3], dtype=torch.bfloat16, device=device)
+    value = normal(query.shape[0], query.shape[1], 4, value_dim, dtype=torch.bfloat16, device=device)
+    operands = (query, key, value)
+    real = _metadata(ops.forward(*operands, 0.5, 1, -1, -1))
+    with FakeTensorMode() as mode:
+        assert _metadata(ops.forward(*(mode.from_tensor(t) for t in operands), 0.5, 1, -1, -1)) == real
+    meta = ops.forward(
+        *(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in operands), 0.5, 1, -1, -1
+    )
+    assert [entry[:3] for entry in _metadata(meta)] == [entry[:3] for entry in real]
+    if device == "cpu":
+        assert _metadata(ops.checked_forward(*operands, 0.5, 1, -1, -1, -1, 0)) == real
+
+
+@devices
+@pytest.mark.parametrize("name", QUERIES)
+def test_fake_gradients_are_the_real_ones(device: str, name: str) -> None:
+    query = QUERIES[name]().to(device)
+    output, logsumexp = ops.forward(query, query, query, 0.5, 1, -1, -1)
+    operands = (output, None, query, query, query, output, logsumexp)
+    for needed in ((True, True, True), (False, True, False)):
+        real = _metadata(recompute.recompute_backward(*operands, 0.5, 1, -1, -1, *needed))
+        with FakeTensorMode() as mode:
+            fake = [mode.from_tensor(t) if t is not None else None for t in operands]
+            assert _metadata(recompute.recompute_backward(*fake, 0.5, 1, -1, -1, *needed)) == real
+
+
+@devices
+@pytest.mark.parametrize("name", ["contiguous", "length before heads", "expanded heads", "length 1", "no rows"])
+def test_opcheck(device: str, name: str) -> None:
+    query = QUERIES[name]().to(device)
+    output, logsumexp = ops.forward(query, query, query, 0.5, 2, 3, -1)
+    torch.library.opcheck(ops.forward, (query, query.clone(), query.clone(), 0.5, 2, 3, -1))
+    torch.library.opcheck(
+        recompute.recompute_backward,
+        (output, logsumexp, query, query.clone(), query.clone(), output, logsumexp, 0.5, 2, 3, -1, True, True, True),
+        rtol=1e-2,
+        atol=1e-2,
+    )
+    if device == "cpu":
+        torch.library.opcheck(ops.checked_forward, (query, query.clone(), query.clone(), 0.5, 2, 3, -1, -1, 1))
+
+
+def _same_as_eager(
+    function: Callable[..., Any], tensors: tuple[Tensor, ...], backend: str = "aot_eager", **options: Any
+) -> None:
+    compiled = torch.compile(function, fullgraph=True, backend=backend, **options)
+    operands, copies = leaves(*tensors), leaves(*tensors)
+    output, expected = compiled(*operands), function(*copies)
+    for mine, eager in zip(
+        torch.utils._pytree.tree_leaves(output), torch.utils._pytree.tree_leaves(expected), strict=True
+    ):
+        assert torch.equal(mine, eager) and mine.stride() == eager.stride()
+    grad = normal(1).to(tensors[0].device)
+    for result in (output, expected):
+        loss = sum((t.float() * grad).square().sum() for t in torch.utils._pytree.tree_leaves(result))
+        loss.backward()
+    for operand, copy in zip(operands, copies, strict=True):
+        assert torch.allclose(operand.grad, copy.grad, atol=1e-6, rtol=1e-3)
+        assert operand.grad.stride() == copy.grad.stride()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "drop-in": lambda q, k, v: drop_in(q, k, v),
+    "causal and scale": lambda q, k, v: drop_in(q, k, v, is_causal=True, scale=0.3),
+    "negative scale": lambda q, k, v: drop_in(q, k, v, scale=-0.3),
+    "rank 3": lambda q, k, v: drop_in(q[0], k[0], v[0]),
+    "rank 5": lambda q, k, v: drop_in(q[None], k[None], v[None]),
+    "broadcast": lambda q, k, v: drop_in(q, k[:1, :1], v[:1, :1]),
+    "attention": lambda q, k, v: kittens_torch.attention(q, k, v, causal="lower_right", window=(3, None)),
+    "with logsumexp": lambda q, k, v: kittens_torch.attention(q, k, v, return_lse=True),
+    "moved": lambda q, k, v: drop_in(*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))) + 1,
+}
+
+
+@devices
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_fullgraph(device: str, name: str, dynamic: bool) -> None:
+    tensors = inputs(device, torch.bfloat16, batch=2, heads=4, length_q=10, length_k=12, head_dim=16)
+    _same_as_eager(FUNCTIONS[name], tensors, dynamic=dynamic)
+
+
+@devices
+def test_fullgraph_grouped_heads(device: str) -> None:
+    tensors = inputs(device, torch.bfloat16, batch=2, heads=4, heads_k=2, length_q=10, length_k=12, head_dim=16)
+    _same_as_eager(lambda q, k, v: drop_in(q, k, v, enable_gqa=True), tensors)
+
+
+@devices
+def test_default_backend(device: str) -> None:
+    """Through inductor, with surrounding work that it may lay out as it likes."""
+    tensors = inputs(device, torch.bfloat16, batch=2, heads=4, length_q=10, length_k=12, head_dim=16)
+
+    def block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+        return drop_in(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+    _same_as_eager(block, tensors, backend="inductor")
+
+
+def test_one_graph_for_all_lengths() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return drop_in(q, k, v, is_causal=True).float().square().sum()
+
+    compiled = torch.compile(forward, fullgraph=True, dynamic=True, backend=counter)
+    for length in (5, 6, 17, 70, 130):
+        operands = leaves(*inputs("cpu", torch.bfloat16, batch=2, length_q=length, length_k=length + 3, head_dim=16))
+        compiled(*operands).backward()
+        copies = leaves(*operands)
+        forward(*copies).backward()
+        assert all(torch.allclose(a.grad, b.grad, rtol=1e-2, atol=1e-3) for a, b in zip(operands, copies, strict=True))
+    assert counter.frame_count <= 2
+
+
+def test_no_grad_graph_holds_one_op() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, examples: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    with torch.no_grad():
+        torch.compile(lambda q, k, v: drop_in(q, k, v), fullgraph=True, backend=keep)(*inputs("cpu", torch.bfloat16))
+    calls = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert calls.count(ops.forward) == 1 and len(calls) == 2  # and its first output
+
+
+def test_fallback_compiles() -> None:
+    before = kittens_torch.set_fallback("warn")
+    query, key, value = inputs("cpu", torch.float32, length_q=5, length_k=7, head_dim=8)
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(3)
+    try:
+        compiled = torch.compile(lambda q, k, v, m: drop_in(q, k, v, m), fullgraph=True, backend="aot_eager")
+        with pytest.warns(kittens_torch.FallbackWarning, match="attn_mask"):
+            output = compiled(query, key, value, mask)
+    finally:
+        kittens_torch.set_fallback(before)
+    assert torch.allclose(output, torch.nn.functional.scaled_dot_product_attention(query, key, value, mask))
+
+
+def test_autocast_compiles() -> None:
+    tensors = inputs("cpu", torch.float32, length_q=5, head_dim=8)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return drop_in(q, k, v)
+
+    output = torch.compile(forward, fullgraph=True, backend="aot_eager")(*tensors)
+    assert output.dtype == torch.bfloat16 and torch.equal(output, forward(*tensors))
+
+
+def test_export() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return drop_in(q, k, v, is_causal=True)
+
+    batch = torch.export.Dim("batch", min=2)
+    query, key, value = inputs("cpu", torch.float32, batch=3, length_q=6, head_dim=8)
+    program = torch.export.export(Model(), (query, key, value), dynamic_shapes=({0: batch}, {0: batch}, {0: batch}))
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(ops.forward) == 1
+    wider = inputs("cpu", torch.float32, batch=5, length_q=6, head_dim=8)
+    assert torch.equal(program.module()(*wider), drop_in(*wider, is_causal=True))
+
+
+@pytest.mark.parametrize("corner", range(len(CORNERS)))
+def test_make_fx_with_symbolic_sizes(corner: int) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    tensors = inputs("cpu", torch.float32, batch=2, length_q=6, head_dim=8)
+    traced = make_fx(lambda q, k, v: ops.forward(q, k, v, 0.5, corner, -1, -1), tracing_mode="symbolic")(*tensors)
+    for length in (6, 9):
+        other = inputs("cpu", torch.float32, batch=2, length_q=length, head_dim=8)
+        assert all(
+            torch.equal(a, b) for a, b in zip(traced(*other), ops.forward(*other, 0.5, corner, -1, -1), strict=True)
+        )

@@ -1,0 +1,201 @@
+"""What goes to torch, and what it says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import inputs
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import kittens_torch
+from kittens_torch import FallbackError, FallbackWarning, dispatch
+from kittens_torch import scaled_dot_product_attention as ours
+
+MASK = torch.rand(5, 7) > 0.3
+MASK[:, 0] = True
+
+
+@pytest.fixture(autouse=True)
+def _warn() -> Iterator[None]:
+    before = kittens_torch.set_fallback("warn")
+    yield
+    kittens_torch.set_fallback(before)
+
+
+def _tensors(**sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return inputs(
+        "cpu", torch.float32, **{"batch": 2, "heads": 4, "length_q": 5, "length_k": 7, "head_dim": 8, **sizes}
+    )
+
+
+CALLS: list[tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = [
+    ("bool mask", _tensors(), {"attn_mask": MASK}, "attn_mask"),
+    ("float mask", _tensors(), {"attn_mask": torch.randn(2, 1, 5, 7)}, "attn_mask"),
+    ("mask of one row", _tensors(), {"attn_mask": torch.randn(1, 7)}, "attn_mask"),
+    ("head dim 300", _tensors(head_dim=300), {}, "300"),
+    ("value head dim 300", _tensors(value_dim=300), {}, "300"),
+    ("head dim 0", _tensors(head_dim=0, value_dim=8), {}, "head dims (0, 8)"),
+    ("value head dim 0", _tensors(value_dim=0), {"is_causal": True}, "head dims (8, 0)"),
+    (
+        "heads of k and v",
+        (_tensors()[0], _tensors()[1][:, :2], _tensors()[2][:, :1]),
+        {"enable_gqa": True},
+        "numbers of heads",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "keywords", "reason"), [call[1:] for call in CALLS], ids=[call[0] for call in CALLS]
+)
+def test_result_is_torchs_and_one_warning(tensors: tuple[Tensor, ...], keywords: dict[str, Any], reason: str) -> None:
+    expected = F.scaled_dot_product_attention(*tensors, **keywords)
+    with pytest.warns(FallbackWarning) as caught:
+        assert torch.equal(ours(*tensors, **keywords), expected)
+        ours(*tensors, **keywords)
+    assert len(caught) == 1 and reason in str(caught[0].message)
+    assert caught[0].filename == __file__, "the warning must point at the caller"
+    plan = kittens_torch.explain(*tensors, **keywords)
+    assert plan.machine == "torch" and plan.reason in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "keywords", "reason"), [call[1:] for call in CALLS], ids=[call[0] for call in CALLS]
+)
+def test_error_and_silent(tensors: tuple[Tensor, ...], keywords: dict[str, Any], reason: str) -> None:
+    assert kittens_torch.set_fallback("error") == "warn"
+    with pytest.raises(FallbackError) as raised:
+        ours(*tensors, **keywords)
+    assert reason in str(raised.value)
+    assert kittens_torch.set_fallback("silent") == "error"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ours(*tensors, **keywords).shape == F.scaled_dot_product_attention(*tensors, **keywords).shape
+
+
+def test_one_warning_per_reason() -> None:
+    tensors = _tensors()
+    with pytest.warns(FallbackWarning) as caught:
+        for _ in range(3):
+            ours(*tensors, MASK)
+            ours(*tensors, dropout_p=0.5)
+    assert len(caught) == 2
+    kittens_torch.set_fallback("warn")  # starts anew
+    with pytest.warns(FallbackWarning):
+        ours(*tensors, MASK)
+
+
+def test_unknown_mode() -> None:
+    with pytest.raises(ValueError, match=r"'quiet'.*'warn', 'error', 'silent'"):
+        kittens_torch.set_fallback("quiet")
+    assert kittens_torch.set_fallback("warn") == "warn"
+
+
+def test_dropout_is_torchs() -> None:
+    tensors = _tensors()
+    kittens_torch.set_fallback("silent")
+    torch.manual_seed(3)
+    mine = ours(*tensors, dropout_p=0.4)
+    torch.manual_seed(3)
+    assert torch.equal(mine, F.scaled_dot_product_attention(*tensors, dropout_p=0.4))
+    assert not torch.equal(mine, ours(*tensors))
+    assert not ours(*tensors, dropout_p=1.0).any()
+
+
+def test_mask_keeps_its_gradient() -> None:
+    kittens_torch.set_fallback("silent")
+    mask = torch.randn(5, 7, requires_grad=True)
+    ours(*_tensors(), mask).sum().backward()
+    assert mask.grad is not None and mask.grad.shape == mask.shape
+
+
+def test_forward_mode_derivative() -> None:
+    tensors = _tensors()
+    tangent = torch.randn_like(tensors[0])
+    with sdpa_kernel(SDPBackend.MATH):  # the one backend of torch that has it
+        with pytest.warns(FallbackWarning, match="forward-mode"):
+            _, mine = torch.func.jvp(lambda query: ours(query, *tensors[1:]), (tensors[0],), (tangent,))
+        _, torchs = torch.func.jvp(
+            lambda query: F.scaled_dot_product_attention(query, *tensors[1:]), (tensors[0],), (tangent,)
+        )
+    assert torch.allclose(mine, torchs, atol=1e-5)
+
+
+def test_nested_tensors() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(4, 3, 8), torch.randn(4, 5, 8)], layout=torch.strided)
+    with pytest.warns(FallbackWarning, match="nested"):
+        output = ours(nested, nested, nested)
+    assert output.is_nested
+
+
+def test_plan_may_prefer_torch_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warning: the call is covered, torch is faster. attention(...) and the checked machine never go there."""
+    torchs: list[int] = []
+
+    def counting(*arguments: Any, **keywords: Any) -> Tensor:
+        torchs.append(1)
+        return F.scaled_dot_product_attention(*arguments, **keywords)
+
+    monkeypatch.setattr("kittens_torch.functional._torch_attention", counting)
+    tensors = _tensors()
+    for prefers in (False, True):
+        monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands, answer=prefers: answer)
+        torchs.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            output = ours(*tensors, is_causal=True)
+            assert len(torchs) == prefers
+            assert torch.allclose(output, kittens_torch.attention(*tensors, causal="upper_left"), atol=1e-5)
+            with kittens_torch.checked_machine():
+                assert torch.allclose(ours(*tensors, is_causal=True), output, atol=1e-5)
+            assert len(torchs) == prefers
+            # Calls for which torch has no fused kernel stay here.
+            ours(tensors[0], tensors[1][:, :1], tensors[2][:, :1])
+            ours(*(tensor[0] for tensor in tensors))
+            assert len(torchs) == prefers
+    assert kittens_torch.explain(*tensors).machine == ("torch" if dispatch.has_plan() else "cpu")
+
+
+def test_preference_is_asked_once_per_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Answer:
+        prefer_torch = False
+
+    def plan(*operands: Any) -> Answer:
+        asked.append(operands)
+        return Answer()
+
+    monkeypatch.setattr(dispatch, "_plan", object())
+    monkeypatch.setattr(dispatch, "_prefers_torch", {})
+    monkeypatch.setattr(dispatch, "plan", plan)
+    for _ in range(3):
+        ours(*_tensors())
+        ours(*_tensors(), is_causal=True)
+        ours(*_tensors(length_q=6))
+        ours(*(tensor.double() for tensor in _tensors()))
+    assert len(asked) == 4
+
+
+def test_without_the_plan_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_plan", None)
+    tensors = _tensors()
+    assert torch.allclose(ours(*tensors), F.scaled_dot_product_attention(*tensors), atol=1e-5)
+    plan = kittens_torch.explain(*tensors)
+    assert plan.machine == "cpu" and "plan module" in plan.reason and plan.kernel is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wide_dtypes_on_the_gpu(dtype: torch.dtype) -> None:
+    tensors = [tensor.to("cuda", dtype) for tensor in _tensors()]
+    with pytest.warns(FallbackWarning, match=str(dtype)):
+        assert torch.equal(ours(*tensors), F.scaled_dot_product_attention(*tensors))
+    with pytest.raises(NotImplementedError, match=str(dtype)):
+        kittens_torch.attention(*tensors)

@@ -1,0 +1,290 @@
+"""Gradients of output and logsumexp, against float64."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from helpers import CORNERS, LENGTHS, check_gradients, every_place, inputs, leaves, normal, usual_place
+from torch import Tensor
+
+import kittens_torch
+from kittens_torch import recompute
+
+corners = pytest.mark.parametrize("causal", CORNERS)
+
+
+def _gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    grad_logsumexp: Tensor | None = None,
+    **keywords: Any,
+) -> tuple[Tensor, ...]:
+    operands = leaves(query, key, value)
+    output, logsumexp = kittens_torch.attention(*operands, return_lse=True, **keywords)
+    if grad_logsumexp is None:
+        return torch.autograd.grad(output, operands, grad_output)
+    return torch.autograd.grad([output, logsumexp], operands, [grad_output, grad_logsumexp])
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, with_logsumexp: bool = False, **keywords: Any) -> None:
+    shape = (*query.shape[:3], value.shape[3])
+    grad_output = normal(*shape, device=query.device, dtype=query.dtype)
+    grad_logsumexp = None
+    if with_logsumexp:
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        grad_logsumexp = normal(*query.shape[:3], device=query.device, dtype=dtype)
+    ours = _gradients(query, key, value, grad_output, grad_logsumexp, **keywords)
+    check_gradients(ours, query, key, value, grad_output, grad_logsumexp, **keywords)
+
+
+@usual_place
+@corners
+@pytest.mark.parametrize("length", LENGTHS)
+def test_lengths(device: str, dtype: torch.dtype, length: int, causal: str | None) -> None:
+    _check(*inputs(device, dtype, length_q=length, head_dim=32), causal=causal)
+
+
+@every_place
+@corners
+@pytest.mark.parametrize("with_logsumexp", [False, True])
+@pytest.mark.parametrize(("length_q", "length_k"), [(70, 40), (40, 70), (1, 9), (9, 1)])
+def test_dtypes_and_logsumexp(
+    device: str, dtype: torch.dtype, length_q: int, length_k: int, with_logsumexp: bool, causal: str | None
+) -> None:
+    tensors = inputs(device, dtype, batch=2, length_q=length_q, length_k=length_k, head_dim=32, value_dim=24)
+    _check(*tensors, with_logsumexp, causal=causal)
+
+
+@usual_place
+@pytest.mark.parametrize("head_dim", [1, 65, 72, 80, 100, 127, 129, 192, 256])
+def test_head_dims(device: str, dtype: torch.dtype, head_dim: int) -> None:
+    _check(*inputs(device, dtype, length_q=60, head_dim=head_dim), causal="upper_left")
+
+
+@usual_place
+@pytest.mark.parametrize("ratio", [2, 3, 8, 71])
+def test_grouped_heads(device: str, dtype: torch.dtype, ratio: int) -> None:
+    _check(*inputs(device, dtype, heads=ratio * 2, heads_k=2, length_q=40, head_dim=16), causal="lower_right")
+
+
+@usual_place
+@corners
+@pytest.mark.parametrize("window", [(0, 0), (5, None), (None, 5), (3, 9), (4096, 4096)])
+def test_windows(device: str, dtype: torch.dtype, window: tuple[int | None, int | None], causal: str | None) -> None:
+    for length_q, length_k in ((50, 50), (20, 60), (60, 20)):
+        _check(*inputs(device, dtype, length_q=length_q, length_k=length_k, head_dim=8), causal=causal, window=window)
+
+
+@pytest.mark.parametrize("scale", [None, 0.4, -0.4, 0.0])
+@pytest.mark.parametrize(("causal", "window"), [(None, None), ("upper_left", None), ("lower_right", (2, None))])
+def test_gradcheck(scale: float | None, causal: str | None, window: Any) -> None:
+    operands = leaves(*inputs("cpu", torch.float64, heads=2, heads_k=1, length_q=3, length_k=4, head_dim=2))
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: kittens_torch.attention(q, k, v, causal=causal, window=window, scale=scale, return_lse=True),
+        operands,
+    )
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: kittens_torch.scaled_dot_product_attention(q[0], k[0], v[0], scale=scale, enable_gqa=True),
+        operands,
+    )
+
+
+def test_rows_without_keys_have_no_gradient() -> None:
+    operands = leaves(*inputs("cpu", torch.float32, length_q=5, length_k=2, head_dim=8))
+    output, logsumexp = kittens_torch.attention(*operands, causal="lower_right", return_lse=True)
+    (output.square().sum() + logsumexp[:, :, 3:].sum()).backward()
+    assert not operands[0].grad[:, :, :3].any() and operands[0].grad[:, :, 3:].any()
+    assert all(torch.isfinite(operand.grad).all() for operand in operands)
+    operands = leaves(*inputs("cpu", torch.float32, length_q=3, length_k=0, head_dim=8))
+    kittens_torch.attention(*operands).sum().backward()
+    assert not operands[0].grad.any() and operands[1].grad.shape == operands[1].shape
+
+
+@usual_place
+def test_only_what_is_asked_for(device: str, dtype: torch.dtype) -> None:
+    tensors = inputs(device, dtype, length_q=30, head_dim=16)
+    grad_output = normal(1, 2, 30, 16, device=device, dtype=dtype)
+    full = _gradients(*tensors, grad_output)
+    for asked in itertools.product((False, True), repeat=3):
+        operands = [tensor.clone().requires_grad_(ask) for tensor, ask in zip(tensors, asked, strict=True)]
+        output = kittens_torch.attention(*operands)
+        assert output.requires_grad == any(asked)
+        if any(asked):
+            output.backward(grad_output)
+        for operand, ask, expected in zip(operands, asked, full, strict=True):
+            assert (operand.grad is not None) == ask and (not ask or torch.equal(operand.grad, expected))
+    with torch.no_grad():
+        assert not kittens_torch.attention(*leaves(*tensors)).requires_grad
+
+
+def test_logsumexp_alone() -> None:
+    operands = leaves(*inputs("cpu", torch.float64, length_q=6, head_dim=4))
+    _, logsumexp = kittens_torch.attention(*operands, return_lse=True)
+    logsumexp.square().sum().backward()
+    copies = leaves(*operands)
+    kittens_torch.reference.attention(*copies)[1].square().sum().backward()
+    assert all(torch.allclose(a.grad, b.grad, atol=1e-10) for a, b in zip(operands[:2], copies[:2], strict=True))
+    assert operands[2].grad is None or not operands[2].grad.any()
+
+
+@usual_place
+@pytest.mark.parametrize("form", ["permuted", "last stride", "expanded", "sliced", "misaligned"])
+def test_layout_of_the_incoming_gradient(device: str, dtype: torch.dtype, form: str) -> None:
+    """Bit-equal to the gradients of grad_output.contiguous()."""
+    tensors = inputs(device, dtype, batch=2, heads=4, heads_k=1, length_q=32, head_dim=128)
+    shape = (2, 4, 32, 128)
+    grad_output = {
+        "permuted": lambda: normal(2, 32, 4, 128).transpose(1, 2),
+        "last stride": lambda: normal(2, 4, 128, 32).transpose(-1, -2),
+        "expanded": lambda: torch.ones(()).expand(shape),
+        "sliced": lambda: normal(2, 4, 32, 136)[..., 4:132],
+        "misaligned": lambda: normal(2 * 4 * 32 * 128 + 1)[1:].view(shape),
+    }[form]()
+    grad_output = grad_output.to(device, dtype) if form != "misaligned" else grad_output
+    if form == "misaligned":
+        flat = torch.empty(grad_output.numel() + 1, device=device, dtype=dtype)
+        flat[1:] = grad_output.flatten()
+        grad_output = flat[1:].view(shape)
+    ours = _gradients(*tensors, grad_output, causal="upper_left")
+    copied = _gradients(*tensors, grad_output.contiguous(), causal="upper_left")
+    assert all(torch.equal(a, b) for a, b in zip(ours, copied, strict=True))
+    check_gradients(ours, *tensors, grad_output, causal="upper_left")
+
+
+@usual_place
+def test_gradients_take_the_layout_of_their_inputs(device: str, dtype: torch.dtype) -> None:
+    tensors = inputs(device, dtype, batch=2, heads=4, heads_k=2, length_q=20, head_dim=16)
+    moved = [tensor.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in tensors]
+    output = kittens_torch.attention(*moved)
+    grads = torch.autograd.grad(output.sum(), moved)
+    for grad, operand in zip(grads, moved, strict=True):
+        assert grad.stride() == operand.stride()
+    expected = _gradients(*tensors, torch.ones_like(output))
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
+
+
+def test_views_and_shared_storage() -> None:
+    """Slices, expands and q = k = v: autograd adds up what the views share."""
+    x = torch.randn(2, 4, 33, 16, dtype=torch.float64, requires_grad=True)
+    kittens_torch.attention(x, x, x, causal="upper_left").square().sum().backward()
+    y = x.detach().clone().requires_grad_()
+    kittens_torch.reference.attention(y, y, y, causal="upper_left")[0].square().sum().backward()
+    assert torch.allclose(x.grad, y.grad, atol=1e-10)
+
+    wide = torch.randn(1, 2, 40, 8, dtype=torch.float64, requires_grad=True)
+    query = torch.randn(1, 2, 9, 8, dtype=torch.float64)
+    kittens_torch.attention(query, wide[:, :, :-12], wide[:, :, :-12]).square().mean().backward()
+    assert not wide.grad[:, :, -12:].any() and wide.grad[:, :, :-12].any()
+
+    shared = torch.randn(1, 1, 7, 8, dtype=torch.float64, requires_grad=True)
+    kittens_torch.attention(
+        query.expand(3, 2, 9, 8), shared.expand(3, 2, 7, 8), shared.expand(3, 2, 7, 8)
+    ).sum().backward()
+    assert shared.grad.shape == shared.shape
+
+
+@pytest.mark.parametrize("elements", [1, 100, 2000, 1 << 23])
+@corners
+def test_chunks(monkeypatch: pytest.MonkeyPatch, elements: int, causal: str | None) -> None:
+    """Whatever the chunk size, down to single rows of single batch entries."""
+    monkeypatch.setattr(recompute, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(recompute, "CHUNK_ROWS", 4)
+    _check(
+        *inputs("cpu", torch.float64, batch=3, heads=4, heads_k=2, length_q=11, length_k=13, head_dim=4), causal=causal
+    )
+    _check(
+        *inputs("cpu", torch.float64, batch=3, length_q=17, length_k=9, head_dim=4),
+        True,
+        causal=causal,
+        window=(2, 3),
+    )
+
+
+def test_backward_memory_grows_with_the_length_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chunk of weights is larger than the limit, at lengths whose full weights would be 64 times larger."""
+    largest = 0
+    matmul = torch.Tensor.__matmul__
+
+    def watching(a: Tensor, b: Tensor) -> Tensor:
+        nonlocal largest
+        result = matmul(a, b)
+        largest = max(largest, result.numel())
+        return result
+
+    operands = leaves(*inputs("cpu", torch.float32, heads=1, length_q=1024, head_dim=8))
+    output = kittens_torch.attention(*operands)
+    monkeypatch.setattr(recompute, "CHUNK_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watching)
+    output.sum().backward()
+    assert 0 < largest <= 1 << 14
+
+
+def test_hidden_poison_stays_out_of_gradients() -> None:
+    query, key, value = inputs("cpu", torch.float32, length_q=20, length_k=50, head_dim=8)
+    grad_output = normal(1, 2, 20, 8)
+    clean = _gradients(query, key, value, grad_output, causal="upper_left")
+    key[:, :, 20:] = float("nan")
+    value[:, :, 20:] = float("nan")
+    poisoned = _gradients(query, key, value, grad_output, causal="upper_left")
+    assert all(torch.equal(a, b) for a, b in zip(clean, poisoned, strict=True))
+    assert not poisoned[1][:, :, 20:].any() and not poisoned[2][:, :, 20:].any()
+
+
+def test_second_derivative_names_the_way_out() -> None:
+    query, key, value = leaves(*inputs("cpu", torch.float64, length_q=4, head_dim=3))
+    output = kittens_torch.scaled_dot_product_attention(query, key, value)
+    (first,) = torch.autograd.grad(output.sum(), query, create_graph=True)  # alone it is no error
+    plain = torch.autograd.grad(kittens_torch.attention(query, key, value).sum(), query)[0]
+    assert torch.equal(first, plain)
+    with pytest.raises(RuntimeError, match=r"second derivative.*sdpa_kernel\(torch.nn.attention.SDPBackend.MATH\)"):
+        first.sum().backward()
+    kittens_torch.attention(query, key, value).sum().backward()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(use_reentrant: bool) -> None:
+    tensors = inputs("cpu", torch.float32, length_q=20, head_dim=8)
+    grad_output = normal(1, 2, 20, 8)
+    operands = leaves(*tensors)
+    output = torch.utils.checkpoint.checkpoint(kittens_torch.attention, *operands, use_reentrant=use_reentrant)
+    output.backward(grad_output)
+    expected = _gradients(*tensors, grad_output)
+    assert all(torch.equal(operand.grad, grad) for operand, grad in zip(operands, expected, strict=True))
+
+
+def test_saved_tensors_that_come_back_from_elsewhere() -> None:
+    tensors = inputs("cpu", torch.float32, length_q=20, head_dim=8)
+    grad_output = normal(1, 2, 20, 8)
+    operands = [tensor.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in tensors]
+    with torch.autograd.graph.save_on_cpu():
+        kittens_torch.attention(*operands).backward(grad_output)
+    expected = _gradients(*tensors, grad_output)
+    assert all(torch.allclose(operand.grad, grad, atol=1e-6) for operand, grad in zip(operands, expected, strict=True))
+
+
+@pytest.mark.parametrize("deterministic", [None, False, True])
+def test_gradients_repeat_bit_for_bit(deterministic: bool | None) -> None:
+    tensors = inputs("cpu", torch.bfloat16, heads=4, heads_k=2, length_q=150, head_dim=64)
+    grad_output = normal(1, 4, 150, 64, dtype=torch.bfloat16)
+    first = _gradients(*tensors, grad_output, causal="upper_left", deterministic=deterministic)
+    for _ in range(10):
+        again = _gradients(*tensors, grad_output, causal="upper_left", deterministic=deterministic)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+@pytest.mark.gpu
+def test_backward_memory_on_the_gpu() -> None:
+    operands = leaves(*inputs("cuda", torch.bfloat16, heads=16, heads_k=8, length_q=8192, head_dim=64))
+    output = kittens_torch.attention(*operands, causal="upper_left")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output.backward(torch.ones_like(output))
+    # The weights of all heads would be 2 GiB in bfloat16.
+    assert torch.cuda.max_memory_allocated() - before < 400 * 2**20
