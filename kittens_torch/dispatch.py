@@ -113,10 +113,14 @@ def plan(
     corner: int,
     window_left: int = -1,
     window_right: int = -1,
-    checked: bool = False,
+    checked_configuration: int | None = None,
 ) -> Any:
-    """The plan module's answer for operands of the forward op. Only where `has_plan()`."""
+    """The plan module's answer for operands of the forward op. Only where `has_plan()`.
+
+    checked_configuration: the configuration that `checked_machine` forces (-1: none) where the checking flavour runs.
+    """
     assert _plan is not None
+    checked = checked_configuration is not None
     batch, heads, length_q, head_dim = query.shape
     heads_k, length_k, value_dim = *key.shape[1:3], value.shape[3]
     if query.device.type == "cuda":
@@ -137,6 +141,7 @@ def plan(
         window_left=window_left,
         window_right=window_right,
         processors=processors,
+        configuration=checked_configuration if checked_configuration is not None else -1,
     )
 
 

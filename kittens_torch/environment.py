@@ -59,7 +59,7 @@ def report() -> str:
         "Python": f"{info['python']} on {platform.platform()}",
         "library": info["library"],
         "plan module": info["plan_module"] or f"none, explain() tells less ({_plan_missing})",
-        "built with": f"compiler {info['compiler'] or 'unknown'}, headers of torch {info['torch_headers'] or 'unknown'}",
+        "built with": f"compiler {info['compiler'] or 'unknown'}, torch {info['torch_headers'] or 'unknown'} headers",
         "GPU kernels": joined("archs", "none") if info["cuda_kernels"] else "none (CPU-only build)",
         "CPU kernels": f"built for {joined('cpu_features', 'none')}; selected {info['cpu_selected'] or 'unknown'}",
         "CPU": f"{_cpu_model()}, {os.cpu_count()} logical cores, {torch.get_num_threads()} torch threads",

@@ -87,7 +87,7 @@ def _plan_of(operands: call.Operands) -> Any:
         operands.corner,
         operands.window_left,
         operands.window_right,
-        ops.checking() and operands.query.device.type == "cpu",
+        ops.checked_configuration() if operands.query.device.type == "cpu" else None,
     )
 
 

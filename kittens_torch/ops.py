@@ -8,7 +8,7 @@ Loading starts no CUDA context and needs no driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,31 +59,36 @@ forward = torch.ops.kittens_torch.forward.default
 checked_forward = torch.ops.kittens_torch.checked_forward.default
 
 
-def empty_in_layout_of(query: Tensor, value_dim: int) -> Tensor:
-    """The forward op's output: (B, H, L, value_dim), dense, with B, H and L in the memory order they have in `query`.
+def empty_in_layout_of(like: Tensor, sizes: Sequence[int], ordered: int) -> Tensor:
+    """A dense tensor of `sizes` that keeps its first `ordered` dims in the memory order they have in `like`.
 
-    A dim of size 1 or stride 0 says nothing about an order. Where the others are in natural order (equal strides are)
-    the output is contiguous, else the silent dims go outermost. The op does the same.
+    The remaining dims are innermost. A dim of size 1 or stride 0 says nothing about an order: where the others are in
+    natural order (equal strides are) the result is contiguous, else the silent dims go outermost. The forward op does
+    the same for its output, with the batch, head and row of the query.
     """
-    sizes, strides = query.shape[:3], query.stride()
-    silent = [dim for dim in range(3) if guard_or_false(sizes[dim] == 1) or guard_or_false(strides[dim] == 0)]
+    strides = like.stride()
+    silent = [
+        dim for dim in range(ordered) if guard_or_false(like.shape[dim] == 1) or guard_or_false(strides[dim] == 0)
+    ]
     ranked: list[int] = []
-    for dim in range(3):
+    for dim in range(ordered):
         if dim in silent:
             continue
         place = len(ranked)
         while place > 0 and guard_or_false(strides[dim] > strides[ranked[place - 1]]):
             place -= 1
         ranked.insert(place, dim)
-    order = [0, 1, 2] if ranked == sorted(ranked) else silent + ranked
-    dense = query.new_empty([sizes[dim] for dim in order] + [value_dim])
-    return dense.permute(*(order.index(dim) for dim in range(3)), 3)
+    if ranked == sorted(ranked):
+        return like.new_empty(sizes)
+    order = [*silent, *ranked, *range(ordered, len(sizes))]
+    dense = like.new_empty([sizes[dim] for dim in order])
+    return dense.permute(*(order.index(dim) for dim in range(len(sizes))))
 
 
 def _fake_outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     logsumexp_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     logsumexp = query.new_empty(query.shape[:3], dtype=logsumexp_dtype)
-    return empty_in_layout_of(query, value.shape[3]), logsumexp
+    return empty_in_layout_of(query, (*query.shape[:3], value.shape[3]), 3), logsumexp
 
 
 @torch.library.register_fake("kittens_torch::forward")
@@ -142,6 +147,11 @@ def checked_machine(seed: int = 0, configuration: int = -1) -> Iterator[None]:
 def checking() -> bool:
     """Whether a `checked_machine` context is active."""
     return _checked is not None
+
+
+def checked_configuration() -> int | None:
+    """The configuration that the active `checked_machine` context forces (-1: the plan decides); None without one."""
+    return None if _checked is None else _checked[0]
 
 
 def run_forward(

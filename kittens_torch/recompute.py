@@ -17,6 +17,7 @@ import math
 import torch
 from torch import Tensor
 
+from .ops import empty_in_layout_of
 from .vmap import batch_over
 
 # Elements of one weight chunk: 32 MiB of float32, of which about four are alive at a time.
@@ -153,11 +154,12 @@ def _empty_gradients(
     query: Tensor, key: Tensor, value: Tensor, need_query: bool, need_key: bool, need_value: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each gradient like its input, in dtype and layout; an empty tensor where none is asked for."""
-    return (
-        torch.empty_like(query) if need_query else query.new_empty(0),
-        torch.empty_like(key) if need_key else key.new_empty(0),
-        torch.empty_like(value) if need_value else value.new_empty(0),
+    needed = ((query, need_query), (key, need_key), (value, need_value))
+    grads = (
+        empty_in_layout_of(operand, operand.shape, operand.dim()) if need else operand.new_empty(0)
+        for operand, need in needed
     )
+    return next(grads), next(grads), next(grads)
 
 
 _library.impl("recompute_backward", _recompute_backward, "CompositeExplicitAutograd")

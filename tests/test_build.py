@@ -8,11 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from kittens_build import backend, jobs, toolchain
 from kittens_build.compiler import Compilation, compile_all, link, parse_dependencies
 from kittens_build.jobs import BYTES_PER_JOB, MEMORY_SHARE, Machine, job_count, this_machine
@@ -381,7 +381,7 @@ def test_dependency_files_are_read_as_make_does() -> None:
 
 @needs_gxx
 def test_code_for_newer_cpus_is_kept_to_itself(tmp_path: Path) -> None:
-    """Both files define helper<int>(), one for a newer CPU. The other's must not be replaced by it, whatever the order."""
+    """Both files define helper<int>(), one for a newer CPU. The other's is not replaced by it, whatever the order."""
     helper = "template <class T> __attribute__((noinline)) T helper(T x) { static T last; return last += x; }\n"
     write(tmp_path / "newer.cpp", helper + "namespace cpu_new { int run(int x) { return helper(x); } }\n")
     write(tmp_path / "oldest.cpp", helper + "int run(int x) { return helper(x); }\n")
@@ -401,88 +401,3 @@ def test_code_for_newer_cpus_is_kept_to_itself(tmp_path: Path) -> None:
     link([Path("newer.o"), Path("oldest.o")], Path("both.so"), [GXX or "", "-shared"], [], tmp_path)
     addresses = subprocess.run(["nm", tmp_path / "both.so"], capture_output=True, text=True, check=True).stdout
     assert addresses.count(f" {function}\n") == 2 and addresses.count(f" {state}\n") == 1
-
-
-# The real tree, in a scratch folder
-
-
-SCRATCH_IGNORES = shutil.ignore_patterns(".git", ".venv", "dist", "lib.*", "bdist.*", "__pycache__", "*.egg-info", ".*_cache")
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of the source tree with its compiled objects, so that nothing need be compiled again."""
-    return Path(shutil.copytree(ROOT, tmp_path / "tree", ignore=SCRATCH_IGNORES))
-
-
-def run(command: list[str | Path], cwd: Path, environment: dict[str, str] | None = None) -> str:
-    told = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(environment or {})}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert told.returncode == 0, told.stdout
-    return told.stdout
-
-
-@pytest.mark.build
-@pytest.mark.skipif(not (ROOT / "build/kittens_torch/compile_log.json").exists(), reason="nothing was compiled here")
-def test_touching_one_instance_recompiles_only_it(tree: Path, setup_script: ModuleType) -> None:
-    command: list[str | Path] = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-    run(command, tree)
-    assert re.search(r"\b0 of \d+ files compiled", run(command, tree))
-    touch(tree / "csrc/attention/instances/forward_cpu.cpp")
-    told = run(command, tree)
-    assert "[1/1] csrc/attention/instances/forward_cpu.cpp" in told
-    assert re.search(r"\b1 of \d+ files compiled", told)
-
-
-@pytest.mark.build
-def test_sdist_holds_all_it_needs_and_needs_no_torch(tree: Path, tmp_path: Path) -> None:
-    """It is made where importing torch fails, and neither git nor a compiler is within reach."""
-    write(tmp_path / "block/torch.py", "raise ImportError('torch was imported')\n")
-    environment = {"PYTHONPATH": str(tmp_path / "block"), "PATH": str(tmp_path / "empty")}
-    run([sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", tmp_path], tree, environment)
-    with tarfile.open(next(tmp_path.glob("kittens_torch-*.tar.gz"))) as archive:
-        members = {name.partition("/")[2] for name in archive.getnames()}
-    kept = [path for folder in ("csrc", "kittens_build", "kittens_torch", "tests") for path in (ROOT / folder).rglob("*")]
-    suffixes = (".h", ".cuh", ".cpp", ".cu", ".py", ".pyi", "py.typed")
-    expected = {str(path.relative_to(ROOT)) for path in kept if path.name.endswith(suffixes)}
-    assert len(expected) > 50
-    assert expected <= members
-    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile"} <= members
-    assert not [name for name in members if name.endswith((".so", ".o"))]
-
-
-@pytest.fixture
-def environment_of_its_own(tmp_path: Path) -> Path:
-    """A virtual environment that holds torch and whatever else is installed here, but not kittens_torch."""
-    folder = tmp_path / "venv"
-    run([sys.executable, "-m", "venv", folder], tmp_path)
-    site = next(folder.glob("lib/python3*/site-packages"))
-    torch = importlib.util.find_spec("torch")
-    assert torch is not None and torch.origin is not None
-    installed = Path(torch.origin).parent
-    for path in [installed, *installed.parent.glob("torch-*.dist-info")]:
-        (site / path.name).symlink_to(path)
-    write(site / "others.pth", f"{installed.parent}\n")
-    return folder
-
-
-INSTALLS = {
-    "isolated": ["."],
-    "not isolated": ["--no-build-isolation", "."],
-    "editable": ["--no-build-isolation", "--editable", "."],
-}
-
-
-@pytest.mark.build
-@pytest.mark.slow
-@pytest.mark.skipif(not (ROOT / "build/kittens_torch/compile_log.json").exists(), reason="nothing was compiled here")
-@pytest.mark.parametrize("arguments", INSTALLS.values(), ids=INSTALLS)
-def test_pip_install(tree: Path, environment_of_its_own: Path, arguments: list[str], tmp_path: Path) -> None:
-    python = environment_of_its_own / "bin/python"
-    told = run([python, "-m", "pip", "install", "-v", "--no-deps", *arguments], tree)
-    assert "Successfully installed kittens_torch" in told
-    assert not re.search(r"(Collecting|Downloading) torch\b", told)
-    where = "import kittens_torch; print(kittens_torch.build_info()['library'])"
-    library = Path(run([python, "-W", "ignore", "-c", where], tmp_path).splitlines()[-1])
-    assert library.is_relative_to(tree if "--editable" in arguments else environment_of_its_own)

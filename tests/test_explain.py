@@ -48,6 +48,9 @@ def test_the_checked_machine_runs_the_gpus_configurations() -> None:
     with kittens_torch.checked_machine():
         plan = explain(*tensors)
     assert plan.machine == "checked" and plan.kernel == "forward_sm90"
+    other = 3 if plan.configuration != 3 else 2
+    with kittens_torch.checked_machine(configuration=other):
+        assert explain(*tensors, function=attention).configuration == other
 
 
 def _copies(plan: Plan) -> set[str]:

@@ -95,24 +95,21 @@ template <class C> struct forward_work {
   }
 };
 
-// The blocks of one warpgroup's 64 rows among those of its tile.
+// The blocks of one warpgroup's 64 rows, from `row` on, among those of its tile. Worked out where they are needed: registers are scarce.
 template <class C> struct forward_blocks {
-  int end;                           // it skips the blocks behind, which none of its rows sees
-  int unmasked_first, unmasked_end;  // of unmasked_first <= j < unmasked_end its rows see every key
-
-  KITTENS_INLINE forward_blocks(const forward_params<C>& p, const forward_work<C>& w, int row) {
-    if constexpr (C::interval) {
-      const int first_end = p.mask.end_key(row), last_end = p.mask.end_key(row + 63);
-      end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
-      end = end > w.first ? (end < w.end ? end : w.end) : w.first + 1;
-      // The block that holds the first row's last key counts as masked although it may be full: it gives every row its reference.
-      unmasked_end = first_end > 0 ? (first_end - 1) / C::block_n : 0;
-      unmasked_first = (p.mask.first_key(row + 63) + C::block_n - 1) / C::block_n;
-    } else {
-      end = w.end;
-      unmasked_end = end - 1;
-      unmasked_first = 0;
-    }
+  KITTENS_INLINE static int end(const forward_params<C>& p, const forward_work<C>& w, int row) {  // its rows see nothing of the blocks behind
+    if constexpr (!C::interval) return w.end;
+    const int last_end = p.mask.end_key(row + 63), end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
+    return end > w.first ? (end < w.end ? end : w.end) : w.first + 1;
+  }
+  // Its rows see every key of the blocks unmasked_first <= j < unmasked_end. The block that holds the first row's last key counts as masked
+  // although it may be full: it gives every row its reference.
+  KITTENS_INLINE static int unmasked_end(const forward_params<C>& p, int row) {
+    const int first_end = p.mask.end_key(row);
+    return first_end > 0 ? (first_end - 1) / C::block_n : 0;
+  }
+  KITTENS_INLINE static int unmasked_first(const forward_params<C>& p, int row) {
+    return C::interval ? (p.mask.first_key(row + 63) + C::block_n - 1) / C::block_n : 0;
   }
 };
 
@@ -177,7 +174,7 @@ template <class C> struct forward_kernel {
     row_vector<real> maximum, sum, shift, rescale, block_sum;
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
-    auto skipped = [&](const forward_work<C>& w) { return uniform(w.end - forward_blocks<C>(p, w, w.row + wg * 64).end); };
+    auto skipped = [&](const forward_work<C>& w) { return uniform(w.end - forward_blocks<C>::end(p, w, w.row + wg * 64)); };
     auto issue_first_scores = [&](const forward_work<C>& w) {
       auto& q = query.wait();
       KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) {
@@ -198,10 +195,10 @@ template <class C> struct forward_kernel {
     while (more) {  // the first scores of this tile are there
       const forward_work<C>& w = mail.current();
       const int row = w.row + wg * 64;
-      const forward_blocks<C> blocks(p, w, row);
       auto& q = query.current();
       fill(maximum, -infinity<real>());
       fill(sum, real(0));
+      int accumulate = 0;  // until the output holds a product
 
       auto mask = [&](int j) {
         const int column = j * C::block_n;
@@ -239,12 +236,13 @@ template <class C> struct forward_kernel {
         auto& k = key.wait();
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
-        mma_AB(output, weights, v, j < blocks.end - 2);
+        mma_AB(output, weights, v, accumulate);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_commit();
         if constexpr (C::take_turns) next_turn.arrive();
         mma_wait<0>();
         mma_done(scores, output);
+        accumulate = 1;
         value.release();
         key.release();
         if constexpr (masked) {
@@ -264,19 +262,19 @@ template <class C> struct forward_kernel {
           next_turn.arrive();
         }
       }
-      int j = blocks.end - 1;
+      int j = forward_blocks<C>::end(p, w, row) - 1;
       mask(j--);
       renew_reference(true);
       if constexpr (C::interval)
-        for (; j >= w.first && j >= blocks.unmasked_end; j--) step(j, std::true_type{});
-      for (; j >= blocks.unmasked_first; j--) step(j, std::false_type{});
+        for (; j >= w.first && j >= forward_blocks<C>::unmasked_end(p, row); j--) step(j, std::true_type{});
+      for (; j >= forward_blocks<C>::unmasked_first(p, row); j--) step(j, std::false_type{});
       if constexpr (C::interval)
         for (; j >= w.first; j--) step(j, std::true_type{});
       if constexpr (!C::output_in_query) query.release();
 
       auto& v = value.wait();
       mma_begin(output, weights);
-      mma_AB(output, weights, v, blocks.end - w.first > 1);
+      mma_AB(output, weights, v, accumulate);
       mma_commit();
       auto finish = [&] {
         mma_done(output);

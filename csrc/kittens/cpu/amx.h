@@ -63,7 +63,7 @@ template <bool two> KITTENS_ALWAYS_INLINE void multiply_block(float* d, int n, c
   }
 }
 
-[[gnu::noinline]] inline void multiply(float* d, const bf16* a, int a_row, const bf16* panel, int n, int k, bool accumulate) {
+KITTENS_NO_INLINE void multiply(float* d, const bf16* a, int a_row, const bf16* panel, int n, int k, bool accumulate) {
   int column = 0;
   for (; column + 32 <= n; column += 32)
     for (int i = 0; i < warpgroup_rows; i += 32)
@@ -74,7 +74,7 @@ template <bool two> KITTENS_ALWAYS_INLINE void multiply_block(float* d, int n, c
 }
 
 // The panel of a K x N matrix.
-template <int K, int N> KITTENS_INLINE void pack_by_rows(bf16* panel, const matrix_view<bf16>& view) {
+template <int K, int N> KITTENS_NO_INLINE void pack_by_rows(bf16* panel, const matrix_view<bf16>& view) {
   bf16 even[N], odd[N];
   for (int k = 0; k < K; k += 2) {
     copy_row(even, view, k, N);
@@ -89,7 +89,7 @@ template <int K, int N> KITTENS_INLINE void pack_by_rows(bf16* panel, const matr
 
 // The panel of the transpose of an N x K matrix: its rows hold the pairs already, so 32-bit elements are transposed. Their bits pass through float
 // vectors untouched.
-template <int N, int K> KITTENS_INLINE void pack_by_columns(bf16* panel, const matrix_view<bf16>& view) {
+template <int N, int K> KITTENS_NO_INLINE void pack_by_columns(bf16* panel, const matrix_view<bf16>& view) {
   constexpr int lanes = simd::lanes<float>;
   static_assert(group % lanes == 0 && K / 2 % lanes == 0);
   bf16 lines[lanes][K];

@@ -9,6 +9,8 @@
 // Every function of an instruction set's translation unit must be inlined or carry the machine's inline namespace in its symbol: the linker keeps
 // one copy of a weak symbol, and a copy compiled for a newer instruction set would crash an older processor.
 #define KITTENS_ALWAYS_INLINE [[gnu::always_inline]] inline
+// Loops that take long enough for a call not to matter: one copy each keeps compile times down.
+#define KITTENS_NO_INLINE [[gnu::noinline]] inline
 
 namespace kittens {
 inline namespace KITTENS_MACHINE {

@@ -63,7 +63,7 @@ template <class W> KITTENS_ALWAYS_INLINE void multiply_group(W* d, int row_strid
 }
 
 // The groups outermost: a group of B stays in the first-level cache while the 64 rows of A pass by.
-template <class W> [[gnu::noinline]] void multiply(W* d, left_operand<W> left, const W* panel, int n, int k, bool accumulate) {
+template <class W> KITTENS_NO_INLINE void multiply(W* d, left_operand<W> left, const W* panel, int n, int k, bool accumulate) {
   int column = 0;
   for (; column + group<W> <= n; column += group<W>, panel += static_cast<int64_t>(group<W>) * k) multiply_group(d + column, n, left, panel, k, accumulate);
   if (column < n) {  // the last group is not full: it goes through memory of its own

@@ -94,7 +94,7 @@ KITTENS_INLINE void map_columns(register_tile<T, C>& t, const register_tile<S, C
 }
 
 // v = max(v, the rows' maxima). Four vectors side by side hide the latency.
-template <class T, int C> KITTENS_INLINE void row_max(row_vector<T>& v, const register_tile<T, C>& t) {
+template <class T, int C> KITTENS_NO_INLINE void row_max(row_vector<T>& v, const register_tile<T, C>& t) {
   use(t, "row_max");
   constexpr int n = simd::lanes<T>, whole = C / (4 * n) * (4 * n);
   for (int r = 0; r < warpgroup_rows; r++) {
@@ -117,7 +117,7 @@ template <class T, int C> KITTENS_INLINE void row_max(row_vector<T>& v, const re
 }
 
 // v += the rows' sums; a warpgroup is one thread here, so a share is the whole
-template <class T, int C> KITTENS_INLINE void row_sum(row_vector<T>& v, const register_tile<T, C>& t) {
+template <class T, int C> KITTENS_NO_INLINE void row_sum(row_vector<T>& v, const register_tile<T, C>& t) {
   use(t, "row_sum");
   constexpr int n = simd::lanes<T>, whole = C / n * n;
   for (int r = 0; r < warpgroup_rows; r++) {
@@ -133,7 +133,7 @@ template <class T> KITTENS_INLINE void row_sum_finish(row_vector<T>&) {}
 
 // weights = exp2(t * scale - shift of the row), rounded to their type; sums = the sums of the rows before rounding
 template <class T, class Real, int C>
-KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
+KITTENS_NO_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
                               std::type_identity_t<Real> scale, row_vector<Real>& sums) {
   use(weights, "exp2_into");
   use(t, "exp2_into");
@@ -174,16 +174,16 @@ template <class T> KITTENS_INLINE bool any_above(const row_vector<T>& v, std::ty
 
 // out = the columns of t from `first` on, in the type of out
 template <class Out, class In, int C, int From>
-KITTENS_INLINE void convert(register_tile<Out, C>& out, const register_tile<In, From>& t, int first = 0) {
+KITTENS_NO_INLINE void convert(register_tile<Out, C>& out, const register_tile<In, From>& t, int first = 0) {
+  static_assert(C <= From, "convert: the source has fewer columns");
   use(out, "convert");
   use(t, "convert");
-  constexpr int n = simd::lanes<accumulator<In>>;
-  static_assert(C % n == 0 || (C == From && warpgroup_rows * C % n == 0));
-  if constexpr (C == From) {
-    for (int i = 0; i < warpgroup_rows * C; i += n) registers::put<Out, accumulator<Out>>(out.d + i, simd::load(t.d + i));
-  } else {
-    for (int r = 0; r < warpgroup_rows; r++)
-      for (int c = 0; c < C; c += n) registers::put<Out, accumulator<Out>>(out.d + r * C + c, simd::load(t.d + r * From + first + c));
+  constexpr int n = simd::lanes<accumulator<In>>, whole = C / n * n;
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const register_element<In>* in = t.d + r * From + first;
+    register_element<Out>* to = out.d + r * C;
+    for (int c = 0; c < whole; c += n) registers::put<Out, accumulator<Out>>(to + c, simd::load(in + c));
+    for (int c = whole; c < C; c++) registers::put_one<Out>(to[c], registers::get<In>(in[c]));
   }
 }
 

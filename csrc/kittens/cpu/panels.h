@@ -18,7 +18,7 @@ template <class T> struct matrix_view {
 };
 
 // out[c] = view(row, c) for c < columns
-template <class Out, class T> KITTENS_INLINE void copy_row(Out* out, const matrix_view<T>& view, int row, int columns) {
+template <class Out, class T> KITTENS_NO_INLINE void copy_row(Out* out, const matrix_view<T>& view, int row, int columns) {
   int begin = 0, end = 0;
   if (view.row_exists(row)) {
     begin = view.column_begin < columns ? view.column_begin : columns;
@@ -35,14 +35,14 @@ template <class Out, class T> KITTENS_INLINE void copy_row(Out* out, const matri
   for (int c = end; c < columns; c++) out[c] = Out{};
 }
 
-template <class Out, class T> KITTENS_INLINE void copy_rows(Out* out, const matrix_view<T>& view, int rows, int columns) {
+template <class Out, class T> KITTENS_NO_INLINE void copy_rows(Out* out, const matrix_view<T>& view, int rows, int columns) {
   for (int r = 0; r < rows; r++) copy_row(out + static_cast<int64_t>(r) * columns, view, r, columns);
 }
 
 namespace simd {
 
 // The panel of a `K` x `N` matrix: groups of columns, each K rows of group<W> values.
-template <int K, int N, class W, class T> KITTENS_INLINE void pack_by_rows(W* panel, const matrix_view<T>& view) {
+template <int K, int N, class W, class T> KITTENS_NO_INLINE void pack_by_rows(W* panel, const matrix_view<T>& view) {
   constexpr int groups = (N + group<W> - 1) / group<W>;
   W line[groups * group<W>] = {};
   for (int k = 0; k < K; k++) {
@@ -56,7 +56,7 @@ template <int K, int N, class W, class T> KITTENS_INLINE void pack_by_rows(W* pa
 }
 
 // The panel of the transpose of an `N` x `K` matrix.
-template <int N, int K, class W, class T> KITTENS_INLINE void pack_by_columns(W* panel, const matrix_view<T>& view) {
+template <int N, int K, class W, class T> KITTENS_NO_INLINE void pack_by_columns(W* panel, const matrix_view<T>& view) {
   constexpr int n_padded = (N + group<W> - 1) / group<W> * group<W>, k_padded = (K + lanes<W> - 1) / lanes<W> * lanes<W>;
   W lines[lanes<W>][k_padded];
   for (int n = 0; n < n_padded; n += lanes<W>) {
