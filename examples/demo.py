@@ -259,9 +259,8 @@ def run_timing(device: torch.device, plot: Path) -> None:
     lengths = (512, 1024, 2048, 4096, 8192, 16384) if on_gpu else (128, 256, 512, 1024, 2048)
     dtypes = (torch.bfloat16, torch.float16) if on_gpu else (torch.float32, torch.bfloat16)
     place = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    print(
-        f"\nTime of forward, on our machine and in torch: 1 batch entry, {heads} heads, head dim {head_dim}, no mask, {place}"
-    )
+    shape = f"1 batch entry, {heads} heads, head dim {head_dim}, no mask"
+    print(f"\nTime of forward: {shape}, {place}")
 
     progress = importlib.import_module("tqdm").tqdm(total=len(dtypes) * len(lengths), desc="timing", leave=False)
     series: dict[str, list[Measured]] = {}
@@ -281,7 +280,7 @@ def run_timing(device: torch.device, plot: Path) -> None:
     query = torch.empty(1, heads, lengths[-1], head_dim, device=device, dtype=dtypes[0])
     for function in (kittens_torch.attention, kittens_torch.scaled_dot_product_attention):
         print(indented(kittens_torch.explain(query, query, query, function=function)))
-    draw(series, f"attention forward, {heads} heads, head dim {head_dim}, {place}", plot)
+    draw(series, f"attention forward, {shape}, {place}", plot)
     print(f"\nPlot: {plot}")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 import kittens_torch
 from kittens_torch import recompute
 
+pytestmark = pytest.mark.usefixtures("only_ours")
 corners = pytest.mark.parametrize("causal", CORNERS)
 
 

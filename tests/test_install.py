@@ -86,7 +86,8 @@ def test_library_asks_for_no_newer_libc_than_promised() -> None:
 # Importing
 
 
-def test_import_needs_no_driver_and_starts_no_cuda(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidden", [True, pytest.param(False, marks=pytest.mark.gpu)])
+def test_import_needs_no_driver_and_starts_no_cuda(tmp_path: Path, hidden: bool) -> None:
     code = """
 import os, torch, kittens_torch
 numbers = [number for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")]
@@ -101,8 +102,8 @@ assert torch.allclose(ours, torch.nn.functional.scaled_dot_product_attention(que
 assert not torch.cuda.is_initialized()
 print("works")
 """
-    assert run_python(code, tmp_path, {"CUDA_VISIBLE_DEVICES": ""}).splitlines()[-1] == "works"
-    assert run_python(code, tmp_path).splitlines()[-1] == "works"
+    environment = {"CUDA_VISIBLE_DEVICES": ""} if hidden else {}
+    assert run_python(code, tmp_path, environment).splitlines()[-1] == "works"
 
 
 def test_forked_child_computes(tmp_path: Path) -> None:
@@ -158,23 +159,20 @@ def test_missing_library_is_reported(package_copy: Path) -> None:
 def test_library_that_does_not_load_is_reported(package_copy: Path) -> None:
     library = package_copy / "kittens_torch" / LIBRARY.name
     library.unlink()
-    library.write_bytes(LIBRARY.read_bytes()[:4096])
+    library.write_bytes(b"not an ELF file" * 100)
     error = import_error(package_copy)
     assert error.startswith("ImportError: kittens_torch")
     assert str(library) in error and torch.__version__ in error and "pip install --force-reinstall" in error
 
 
-@pytest.mark.parametrize("version", ["2.10.1", "2.9.0+cu126", "1.13.1"])
-def test_old_torch_is_reported(package_copy: Path, version: str) -> None:
-    error = import_error(package_copy, f"import torch; torch.__version__ = {version!r}")
+def test_old_torch_is_reported(package_copy: Path) -> None:
+    error = import_error(package_copy, "import torch; torch.__version__ = '2.9.1+cu126'")
     assert error.startswith("ImportError: kittens_torch")
-    assert "torch >= 2.11" in error and version in error
+    assert "torch >= 2.11" in error and "2.9.1+cu126" in error
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.14.1+cu130", "3.0.0a0+gitabc"])
-def test_newer_torch_is_taken(package_copy: Path, version: str) -> None:
-    code = f"import torch; torch.__version__ = {version!r}; import kittens_torch"
-    run_python(code, package_copy, {"PYTHONPATH": str(package_copy)})
+def test_newer_torch_is_taken(tmp_path: Path) -> None:
+    run_python("import torch; torch.__version__ = '3.0.0a0+git1234'; import kittens_torch", tmp_path)
 
 
 def test_works_without_the_plan_module(package_copy: Path) -> None:
@@ -276,6 +274,8 @@ def environment_of_its_own(tmp_path: Path) -> Path:
     installed = Path(torch.__file__).parent
     for path in [installed, *installed.parent.glob("torch-*.dist-info")]:
         (site / path.name).symlink_to(path)
+    for path in site.glob("setuptools*"):
+        shutil.rmtree(path)  # The one installed here is used, as the others are.
     (site / "others.pth").write_text(f"{installed.parent}\n")
     return folder
 

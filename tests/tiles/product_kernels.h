@@ -17,12 +17,12 @@ template <product P, left L, class T, int N, int K, int WidthA = 128, int WidthB
   using b_tile = std::conditional_t<P == product::ABt, shared_tile<T, N, K>, shared_tile<T, K, WidthB>>;
   static constexpr int warpgroups = 1;
   struct params {
-    arguments arguments;
-    tile_map<a_tile> a;
-    tile_map<b_tile> b;
+    arguments a;
+    tile_map<a_tile> a_map;
+    tile_map<b_tile> b_map;
     const char* prepare() {
-      const char* error = L == left::shared ? make_tile_map(a, arguments.tensors[0]) : nullptr;
-      return error ? error : make_tile_map(b, arguments.tensors[1]);
+      const char* error = L == left::shared ? make_tile_map(a_map, a.tensors[0]) : nullptr;
+      return error ? error : make_tile_map(b_map, a.tensors[1]);
     }
   };
   struct shared {
@@ -31,25 +31,24 @@ template <product P, left L, class T, int N, int K, int WidthA = 128, int WidthB
   };
 
   static KITTENS_KERNEL void run(const params& p, shared& s, cta cta) {
-    const arguments& given = p.arguments;
     if (cta.elect()) {
       s.b.flags.init(1);
       if constexpr (L == left::shared) s.a.flags.init(1);
     }
     cta.publish_barriers();
     if (cta.elect()) {
-      s.b.load(p.b, {0, 0, 0});
-      if constexpr (L == left::shared) s.a.load(p.a, {0, 0, 0});
+      s.b.load(p.b_map, {0, 0, 0});
+      if constexpr (L == left::shared) s.a.load(p.a_map, {0, 0, 0});
     }
-    const int accumulate = given.integers[0], first = given.integers[1];
+    const int accumulate = p.a.integers[0], first = p.a.integers[1];
     register_tile<real, N> d;
     register_tile<T, L == left::registers ? K : 16> a_registers;
     if constexpr (L == left::registers) {
       register_tile<real, K> exact;
-      read(exact, given.pointer<real>(0));
+      read(exact, pointer<real>(p.a, 0));
       convert(a_registers, exact);
     }
-    if (accumulate) read(d, given.pointer<real>(2));
+    if (accumulate) read(d, pointer<real>(p.a, 2));
     else fill(d, infinity<real>() - infinity<real>());
     b_tile& b = s.b.wait();
     if constexpr (L == left::registers) {
@@ -62,18 +61,18 @@ template <product P, left L, class T, int N, int K, int WidthA = 128, int WidthB
       if constexpr (P == product::ABt) mma_ABt(d, rows_of(a, first), b, accumulate);
       else if constexpr (P == product::AB) mma_AB(d, rows_of(a, first), b, accumulate);
       else if constexpr (WidthB == N) mma_AtB(d, columns_of(a, first), b, accumulate);
-      else mma_AtB(d, columns_of(a, first), columns_of(b, given.integers[2]), accumulate);
+      else mma_AtB(d, columns_of(a, first), columns_of(b, p.a.integers[2]), accumulate);
     }
     mma_commit();
     mma_wait<0>();
     mma_done(d);
-    write(given.pointer<real>(3), d);
+    write(pointer<real>(p.a, 3), d);
   }
 };
 
-// Two warpgroups store 64 rows each of X, 128 x C reals of tensor 0, publish them and meet. Then each sends the other's rows to tensor 1, and writes
-// to tensor 2 (twice 64 x 192 reals) three products: the other's rows times the 64 of X's rows they are not, X's first 64 columns transposed times
-// X's first 64 columns, and the other's first 64 columns times its own rows.
+// Two warpgroups store 64 rows each of X, 128 x C reals of tensor 0, publish them and meet. Then each sends the other's rows to tensor 1 and multiplies
+// what was stored, in every role. Tensor 2, for each warpgroup twice 64 x 64: other's rows * own rows^T, and L^T * L with L the first 64 columns
+// of X. Tensor 3, for each warpgroup 64 x C: the first 64 columns of its own rows, in registers, times the other's rows.
 template <class T, int C> struct exchange_kernel {
   static_assert(C >= 64);
   using real = accumulator<T>;
@@ -93,33 +92,31 @@ template <class T, int C> struct exchange_kernel {
     const int me = cta.warpgroup, other = 1 - me;
     register_tile<real, C> exact;
     register_tile<T, C> rounded;
-    read(exact, p.a.pointer<real>(0) + me * 64 * C);
+    read(exact, pointer<real>(p.a, 0) + me * 64 * C);
     convert(rounded, exact);
     store(rows_of(s.both, me * 64), rounded);
     store(rows_of(s.mine[me], 0), rounded);
     publish({first_free_barrier, 2});
     send(p.to, rows_of(s.both, other * 64), {other * 64, 0, 0});
 
-    register_tile<real, 64> scores, square, product;
-    register_tile<T, 64> left;
-    convert(left, exact);
+    register_tile<real, 64> scores, square;
+    register_tile<real, C> wide;
+    register_tile<T, 64> own;
+    convert(own, exact);
     mma_begin(scores, square);
     mma_ABt(scores, rows_of(s.both, other * 64), s.mine[me], 0);
     mma_AtB(square, columns_of(s.both, 0), columns_of(s.both, 0), 0);
     mma_commit();
     mma_wait<0>();
     mma_done(scores, square);
-    register_tile<real, C> wide;
-    mma_begin(wide, left);
-    mma_AB(wide, left, s.mine[other], 0);
+    write(pointer<real>(p.a, 2) + me * 2 * 64 * 64, scores);
+    write(pointer<real>(p.a, 2) + (me * 2 + 1) * 64 * 64, square);
+    mma_begin(wide, own);
+    mma_AB(wide, own, s.mine[other], 0);
     mma_commit();
     mma_wait<0>();
     mma_done(wide);
-    real* out = p.a.pointer<real>(2) + me * 3 * 64 * 64;
-    write(out, scores);
-    write(out + 64 * 64, square);
-    map(product, [](real x) { return x; });
-    write(p.a.pointer<real>(3) + me * 64 * C, wide);
+    write(pointer<real>(p.a, 3) + me * 64 * C, wide);
     store_wait_all();
   }
 };

@@ -16,8 +16,8 @@ struct arguments {
   KITTENS_HOST_DEVICE kittens::place place_at(int first) const {
     return {integers[first], integers[first + 1], integers[first + 2], integers[first + 3]};
   }
-  template <class Real> KITTENS_HOST_DEVICE Real* pointer(int tensor) const { return static_cast<Real*>(tensors[tensor].data); }
 };
+template <class Real> KITTENS_INLINE Real* pointer(const arguments& a, int tensor) { return static_cast<Real*>(a.tensors[tensor].data); }
 
 inline namespace KITTENS_MACHINE {
 using namespace kittens;
@@ -108,7 +108,7 @@ template <class T, int C> struct store_kernel {
   static KITTENS_KERNEL void run(const params& p, shared& s, cta cta) {
     place where = p.a.place_at(0);
     where.row += cta.warpgroup * 64;
-    const real* from = p.a.pointer<real>(0) + cta.warpgroup * 64 * C;
+    const real* from = pointer<real>(p.a, 0) + cta.warpgroup * 64 * C;
     KITTENS_NO_UNROLL for (int i = 0; i < p.a.integers[4]; i++, where.row += 128, from += 128 * C) {
       register_tile<real, C> exact;
       register_tile<T, C> rounded;
@@ -137,7 +137,7 @@ template <class T, int C, int From, int First> struct convert_kernel {
   static KITTENS_KERNEL void run(const params& p, shared& s, cta) {
     register_tile<real, From> exact;
     register_tile<T, C> rounded;
-    read(exact, p.a.pointer<real>(0));
+    read(exact, pointer<real>(p.a, 0));
     convert(rounded, exact, First);
     store_async(p.to, rows_of(s.through, 0), rounded, {0, 0, 0});
     store_wait_all();
@@ -151,14 +151,14 @@ template <class Real, int C> struct map_kernel {
   using shared = nothing;
 
   static KITTENS_KERNEL void run(const params& p, shared&, cta) {
-    Real* out = p.a.pointer<Real>(1);
+    Real* out = pointer<Real>(p.a, 1);
     register_tile<Real, C> t;
     fill(t, static_cast<Real>(p.a.reals[0]));
     write(out, t);
-    read(t, p.a.pointer<Real>(0));
+    read(t, pointer<Real>(p.a, 0));
     map(t, [](Real x) { return x * x - Real(3); });
     write(out + 64 * C, t);
-    read(t, p.a.pointer<Real>(0));
+    read(t, pointer<Real>(p.a, 0));
     map(t, [](int row, int column, Real x) { return x + row * Real(1000) - column; });
     write(out + 2 * 64 * C, t);
   }
@@ -174,19 +174,19 @@ template <class Real, int C> struct row_kernel {
   static KITTENS_KERNEL void run(const params& p, shared&, cta) {
     register_tile<Real, C> t;
     row_vector<Real> vector, most, sum;
-    read(t, p.a.pointer<Real>(0));
-    read(vector, p.a.pointer<Real>(1));
+    read(t, pointer<Real>(p.a, 0));
+    read(vector, pointer<Real>(p.a, 1));
     most = vector;
     row_max(most, t);
-    write(p.a.pointer<Real>(2), most);
+    write(pointer<Real>(p.a, 2), most);
     fill(sum, Real(0));
     row_sum(sum, t);
     map_rows(t, vector, [](Real x, Real y) { return x * y + Real(1); });
-    write(p.a.pointer<Real>(3), t);
-    read(t, p.a.pointer<Real>(0) + 64 * C);
+    write(pointer<Real>(p.a, 3), t);
+    read(t, pointer<Real>(p.a, 0) + 64 * C);
     row_sum(sum, t);
     row_sum_finish(sum);
-    write(p.a.pointer<Real>(2) + 64 * 8, sum);
+    write(pointer<Real>(p.a, 2) + 64 * 8, sum);
   }
 };
 
@@ -199,15 +199,15 @@ template <class Real> struct vector_kernel {
 
   static KITTENS_KERNEL void run(const params& p, shared&, cta) {
     row_vector<Real> x, y, out;
-    read(x, p.a.pointer<Real>(0));
-    read(y, p.a.pointer<Real>(1));
+    read(x, pointer<Real>(p.a, 0));
+    read(y, pointer<Real>(p.a, 1));
     map(out, x, [](Real a) { return a * a + Real(1); });
-    write(p.a.pointer<Real>(2), out);
+    write(pointer<Real>(p.a, 2), out);
     map(out, x, y, [](Real a, Real b) { return a - Real(2) * b; });
-    write(p.a.pointer<Real>(2) + 64 * 8, out);
+    write(pointer<Real>(p.a, 2) + 64 * 8, out);
     fill(out, any_above(x, static_cast<Real>(p.a.reals[0])) ? Real(1) : Real(0));
-    write(p.a.pointer<Real>(2) + 2 * 64 * 8, out);
-    store_rows(p.a.pointer<Real>(3), x, p.a.integers[0]);
+    write(pointer<Real>(p.a, 2) + 2 * 64 * 8, out);
+    store_rows(pointer<Real>(p.a, 3), x, p.a.integers[0]);
   }
 };
 
@@ -229,12 +229,12 @@ template <class T, int C> struct exp2_kernel {
     register_tile<real, C> t;
     register_tile<T, C> weights;
     row_vector<real> shift, sums;
-    read(t, p.a.pointer<real>(0));
-    read(shift, p.a.pointer<real>(1));
+    read(t, pointer<real>(p.a, 0));
+    read(shift, pointer<real>(p.a, 1));
     exp2_into(weights, t, shift, static_cast<real>(p.a.reals[0]), sums);
     row_sum_finish(sums);
-    write(p.a.pointer<real>(2), sums);
-    write(p.a.pointer<real>(2) + 64 * 8, t);
+    write(pointer<real>(p.a, 2), sums);
+    write(pointer<real>(p.a, 2) + 64 * 8, t);
     store_async(p.to, rows_of(s.through, 0), weights, {0, 0, 0});
     store_wait_all();
   }
@@ -248,12 +248,12 @@ template <class T> struct scalar_kernel {
   using shared = nothing;
 
   static KITTENS_KERNEL void run(const params& p, shared&, cta) {
-    real* out = p.a.pointer<real>(1);
+    real* out = pointer<real>(p.a, 1);
     register_tile<real, 16> t;
-    read(t, p.a.pointer<real>(0));
+    read(t, pointer<real>(p.a, 0));
     map(t, [](real x) { return kittens::exp2(x); });
     write(out, t);
-    read(t, p.a.pointer<real>(0));
+    read(t, pointer<real>(p.a, 0));
     map(t, [](real x) { return kittens::log(x); });
     write(out + 64 * 16, t);
     map(t, [](int, int column, real) { return column == 0 ? weight_limit<T>() : infinity<real>(); });
@@ -270,11 +270,11 @@ template <class Real, int C> struct sum_kernel {
   static KITTENS_KERNEL void run(const params& p, shared&, cta cta) {
     register_tile<Real, C> t;
     if (p.a.integers[0] == 0) {
-      read(t, p.a.pointer<Real>(0) + cta.index * 64 * C);
-      add_to(p.a.pointer<Real>(1), t);
+      read(t, pointer<Real>(p.a, 0) + cta.index * 64 * C);
+      add_to(pointer<Real>(p.a, 1), t);
     } else {
-      take_from(t, p.a.pointer<Real>(1));
-      write(p.a.pointer<Real>(2), t);
+      take_from(t, pointer<Real>(p.a, 1));
+      write(pointer<Real>(p.a, 2), t);
     }
   }
 };

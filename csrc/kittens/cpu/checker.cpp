@@ -218,6 +218,7 @@ checker::tile_record& checker::record(const shared_id& t) {
   if (r.rows.empty()) {
     r.id = t;
     r.rows.resize(t.rows);
+    r.released.resize(fibers_.size());
   }
   return r;
 }
@@ -228,9 +229,10 @@ void checker::check_readable(const shared_id& t, const region& part, const char*
   if (part.row < 0 || part.column < 0 || part.row + part.rows > t.rows || part.column + part.columns > t.columns)
     fail(std::string(operation) + " reads rows " + std::to_string(part.row) + ".." + std::to_string(part.row + part.rows) + ", columns " +
          std::to_string(part.column) + ".." + std::to_string(part.column + part.columns) + " of " + name(t) + ", which has no such part");
+  const std::string what = std::string(operation) + " reads ";
+  if (tile.released[run_.current]) fail(what + name(t) + ", which this warpgroup has released");
   for (int r = part.row; r < part.row + part.rows; r++) {
     const writer& w = tile.rows[r];
-    const std::string what = std::string(operation) + " reads ";
     if (w.kind == writer::kind::nobody) fail(what + name(t) + ", which has never been filled (row " + std::to_string(r) + ")");
     if (w.kind == writer::kind::copy) {
       const barrier_record& b = barriers_.at(w.barrier);
@@ -286,6 +288,7 @@ void checker::copy(const task& work, const shared_id& to, int bytes, barrier_sta
          std::to_string(b.promised) + " more");
   check_writable(to, whole(to), "copy");
   b.promised -= bytes;
+  record(to).released.assign(fibers_.size(), false);
   for (writer& w : record(to).rows) w = {writer::kind::copy, &full, b.generation, 0, 0, false};
   poison(const_cast<void*>(to.address), bytes);
   copies_.push_back({work, &full, bytes, b.generation, name(to)});
@@ -354,6 +357,7 @@ void checker::released(const shared_id& t, bool waited_for) {
   for (const reader& r : record(t).readers)
     if (r.warpgroup == run_.current && r.in_flight)
       fail("release of " + name(t) + " while this warpgroup's own " + (r.is_send ? "send" : "product") + " may still read it");
+  record(t).released[run_.current] = true;
 }
 
 void checker::message_released(const void* mailbox, bool waited_for) {

@@ -103,6 +103,7 @@ class checker {
     shared_id id;
     std::vector<writer> rows;
     std::vector<reader> readers;
+    std::vector<bool> released;  // by warpgroup: it has released what the last copy brought
   };
   struct product {
     task work;

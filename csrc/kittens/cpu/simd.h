@@ -43,7 +43,9 @@ template <class W> KITTENS_ALWAYS_INLINE vector<W> broadcast(W x) { return x - v
 
 // A constant that the compiler does not know: with a known one GCC misses that `a < b ? b : a` is one instruction.
 template <class V> KITTENS_ALWAYS_INLINE V opaque(V v) {
-#if defined(__x86_64__)
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
   asm("" : "+x"(v));
 #endif
   return v;

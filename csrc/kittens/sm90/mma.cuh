@@ -84,14 +84,18 @@ KITTENS_INLINE void mma_AB(register_tile<float, N>& D, shared_rows<shared_tile<T
 }
 
 // D (64 x N) = or += A (K x 64 columns)^T B (K x N columns)
-template <int N, class T, int K, int CA, int CB>
-KITTENS_INLINE void mma_AtB(register_tile<float, N>& D, shared_columns<shared_tile<T, K, CA>> A, shared_columns<shared_tile<T, K, CB>> B,
-                            int accumulate) {
+template <int N, class T, int K, int CA, class Tile>
+KITTENS_INLINE void mma_AtB(register_tile<float, N>& D, shared_columns<shared_tile<T, K, CA>> A, shared_columns<Tile> B, int accumulate) {
+  static_assert(Tile::rows == K, "mma_AtB: the operands do not agree in the dimension that is summed over");
   using a_operand = operand<shared_tile<T, K, CA>>;
-  using b_operand = operand<shared_tile<T, K, CB>>;
+  using b_operand = operand<std::remove_const_t<Tile>>;
   const uint64_t a = a_operand::mn_major(A.tile, A.first), b = b_operand::mn_major(B.tile, B.first);
   KITTENS_UNROLL for (int k = 0; k < K / 16; k++)
     wgmma<N, T>::template ss<1, 1>(D.d, a + a_operand::mn_step(k), b + b_operand::mn_step(k), k ? 1 : accumulate);
+}
+template <int N, class T, int K, int CA>
+KITTENS_INLINE void mma_AtB(register_tile<float, N>& D, shared_columns<shared_tile<T, K, CA>> A, const shared_tile<T, K, N>& B, int accumulate) {
+  mma_AtB(D, A, columns_of(B, 0), accumulate);
 }
 
 }  // namespace KITTENS_MACHINE
