@@ -33,7 +33,7 @@ build: .venv/tools
 	@touch $@
 
 dist: build
-	@.venv/bin/python -m build --no-isolation
+	@.venv/bin/python -m build --no-isolation --sdist --wheel
 
 # torch comes first, so that nothing else chooses its version.
 .venv/tools: .venv/made-with

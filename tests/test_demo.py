@@ -127,8 +127,9 @@ def test_measure_and_plot(demo: ModuleType, tmp_path: Path) -> None:
 
 def test_median_is_of_each_call(demo: ModuleType) -> None:
     ran = []
-    medians = demo.median_seconds([lambda: ran.append("a"), lambda: ran.append("b")], 0.0, lambda: None)
-    assert "".join(ran) == "ab" * 4, "one call to warm up, three in turns"
+    calls = [lambda: ran.append("a"), lambda: ran.append("b")]
+    medians = demo.median_seconds(calls, 0.0, lambda: ran.append("|"), in_a_row=2)
+    assert "".join(ran) == "ab" + "|aa||bb|" * 3, "one call to warm up, then three samples of each in turns"
     assert len(medians) == 2 and all(seconds > 0 for seconds in medians)
 
 

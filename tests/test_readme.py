@@ -66,23 +66,29 @@ def checked_program() -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(GXX is None, reason="no g++ here")
 def test_program_of_the_manual_finds_what_the_manual_says(tmp_path: Path) -> None:
-    """The manual's program and command, with the tutorial kernel as it is, and with the fault that the manual quotes."""
+    """The program and command of the manual: with the tutorial as it is, and with the fault that the manual quotes."""
     (command,) = (block.strip() for block in blocks(MANUAL, "") if block.startswith("g++"))
+    compiling, _, linking = command.partition(" -lpthread")
+    (runtime,) = re.findall(r" csrc/\S+", compiling)
     (quoted,) = re.findall(r"`(release of [^`]*)`", MANUAL.read_text())
-    (tmp_path / "check_gemm.cpp").write_text(checked_program())
     kernel = TUTORIAL.read_text()
     assert kernel.count("        mma_wait<0>();\n") == 1 and kernel.count("        a.release();\n") == 1
     broken = kernel.replace("        a.release();\n", "").replace(
         "mma_wait<0>();", "a.release();\n        mma_wait<0>();"
     )
+    shutil.copytree(ROOT / "csrc/kittens", tmp_path / "csrc/kittens")
+    (tmp_path / "check_gemm.cpp").write_text(checked_program())
+
+    def shell(line: str) -> None:
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True)  # bash, because the command has braces
 
     def run(tutorial: str) -> subprocess.CompletedProcess[str]:
-        shutil.copytree(ROOT / "csrc/kittens", tmp_path / "csrc/kittens", dirs_exist_ok=True)
         (tmp_path / "csrc/kittens/tutorial/gemm.cuh").write_text(tutorial)
-        # The command is bash's: it has braces.
-        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        shell(compiling.replace(runtime, "") + " -c")
+        shell("g++ *.o -lpthread" + linking)
         return subprocess.run([tmp_path / "check_gemm"], capture_output=True, text=True, timeout=60)
 
+    shell(compiling.replace(" check_gemm.cpp", "") + " -c")
     right = run(kernel)
     assert (right.returncode, right.stdout) == (0, "20 seeds: right, and no rule broken\n")
     wrong = run(broken)
@@ -146,21 +152,15 @@ def defined(machine: str) -> str:
 def test_names_of_the_manual_are_defined(machine: str) -> None:
     names, source = names_in_tables(), defined(machine)
     assert {"mma_ABt", "exp2_into", "ring_flags", "store_wait_all", "launch", "bf16", "uniform"} <= set(names)
-    # A type's or alias's name, or a function's before its parameters, always at a definition.
-    unknown = [
-        name
-        for name in names
-        if not re.search(
-            rf"(?:\b(?:struct|using|class) {name}\b)|(?:^[^/\n]*[\w>*&\]] \*?{name}\()", source, re.MULTILINE
-        )
-    ]
+    type_or_function = r"(?:\b(?:struct|using|class) (?:alignas\(\d+\) )?{0}\b)|(?:^[^/\n]*[\w>*&\]] \*?{0}\()"
+    unknown = [name for name in names if not re.search(type_or_function.format(name), source, re.MULTILINE)]
     assert not unknown, f"{machine} does not define {unknown}"
 
 
 def test_public_operations_are_in_the_manual() -> None:
     """Every operation that both machines define for kernels is in the tables."""
-    pattern = r"^(?:template <.*> ?)?\n?KITTENS_INLINE (?!constexpr)[\w:<>*& ]*?\b(\w+)\("
-    both = set.intersection(*(set(re.findall(pattern, defined(machine), re.MULTILINE)) for machine in VOCABULARY))
+    pattern = r"KITTENS_(?:INLINE|NO_INLINE|ALWAYS_INLINE) [^(\n;]*?(\w+)\("
+    both = set.intersection(*(set(re.findall(pattern, defined(machine))) for machine in VOCABULARY))
     assert {"mma_ABt", "row_max", "store_async"} <= both
     assert both - set(re.findall(r"\w+", MANUAL.read_text())) == set()
 

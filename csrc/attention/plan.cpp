@@ -34,9 +34,9 @@ constexpr forward_rule rules_sm90[] = {
 };
 
 constexpr forward_rule rules_cpu[] = {
-    {64, 64, true, any_length, 0, "head_dim <= 64"},
-    {128, 128, true, any_length, 1, "head_dim <= 128"},
-    {256, 256, true, any_length, 2, "head_dim <= 256"},
+    {64, 64, true, any_length, 0, "head_dim <= 64; a plain call of the drop-in goes to torch, whose CPU kernel is expected to be as fast"},
+    {128, 128, true, any_length, 1, "head_dim <= 128; a plain call of the drop-in goes to torch, whose CPU kernel is expected to be as fast"},
+    {256, 256, true, any_length, 2, "head_dim <= 256; a plain call of the drop-in goes to torch, whose CPU kernel is expected to be as fast"},
 };
 
 int64_t element_bytes(element_type type) {

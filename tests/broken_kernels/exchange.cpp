@@ -40,7 +40,6 @@ struct exchange {
     store(rows_of(s.x, mine), x);
     if (with("store not published")) both.sync();
     else if (with("published to itself only")) publish(own);
-    else if (with("inconsistent participants")) publish({both.id, 1 + wg});
     else if (with("reserved barrier")) publish({first_free_barrier - 1, 2});
     else publish(both);
     s.full.wait(0);
@@ -70,6 +69,7 @@ struct exchange {
     store(rows_of(s.out, its), y);
     publish(own);
     send(p.u, rows_of(s.out, its), {mine, 0, 0, 0});
+    if (with("inconsistent participants")) named_barrier{first_free_barrier + 3, 1 + wg}.arrive();
     if (with("arrival left over") && wg == 0) named_barrier{first_free_barrier + 3, 2}.arrive();
     store_wait_all();
   }

@@ -54,13 +54,7 @@ struct pipeline {
     producer a(s.a, s.a_flags);
     producer b(s.b, s.b_flags);
     for (int k = 0; k < slices; k++) {
-      if (with("stage overwritten") && k >= stages) {  // does not wait until the stage is empty
-        barrier& full = s.a_flags.full[k % stages];
-        full.expect(a_tile::bytes);
-        copy(s.a[k % stages], p.a, {0, 0, 0, k * block_k}, full);
-      } else {
-        a.load(p.a, {0, 0, 0, k * block_k});
-      }
+      a.load(p.a, {0, 0, 0, k * block_k});
       b.load(p.b, {0, 0, 0, k * block_k});
     }
     if (with("copy nobody waits for")) b.load(p.b, {});
@@ -82,10 +76,11 @@ struct pipeline {
       mma_ABt(sum, rows_of(a_slice, wg * 64), with("tile never filled") ? reinterpret_cast<b_tile&>(s.c) : b_slice, k > 0);
       if (!with("no mma_commit")) mma_commit();
       if (with("released under a product")) a.release();
+      if (with("stage overwritten")) s.a_flags.empty[k % stages].arrive();  // a release that the checker does not know as one
       if (!with("no mma_wait")) mma_wait<0>();
       if (with("no mma_wait")) map(sum, [](float x) { return x; });
       if (!with("no mma_done")) mma_done(sum);
-      if (!with("released under a product") && !with("forgotten release")) a.release();
+      if (!with("released under a product") && !with("stage overwritten") && !with("forgotten release")) a.release();
       if (with("released twice")) a.release();
       b.release();
       if (with("read after release") && k == 0) {
@@ -96,10 +91,6 @@ struct pipeline {
     if (!with("vector read before its copy")) s.bias_full.wait(0);
     if (with("same phase twice")) s.bias_full.wait(0);
     map_columns(sum, s.bias, [](float x, float y) { return x + y; });
-    if (with("ended under a product")) {
-      b.wait();
-      mma_begin(sum);
-    }
     store_async(p.c, rows_of(s.c, wg * 64), sum, {wg * 64, 0, 0, 0});
     if (!with("no store_wait_all")) store_wait_all();
   }

@@ -1,5 +1,5 @@
-"""Builds the test kernels into build/tests: tiles_fast.so and tiles_checked.so, for the two flavours of the cpu machine,
-and tiles_sm90.so for Hopper.
+"""Builds the test kernels into build/tests: tiles_fast.so and tiles_checked.so for the two flavours of the cpu
+machine, tiles_sm90.so for Hopper.
 
     python tests/tiles/build.py --sm90 OUTPUT
 
@@ -112,7 +112,7 @@ def sm90_library() -> Path | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sm90", metavar="OUTPUT", type=Path, required=True, help="where to put the library for Hopper")
+    parser.add_argument("--sm90", metavar="OUTPUT", type=Path, required=True, help="the library for Hopper")
     output = parser.parse_args().sm90.resolve()
     record = build_sm90()
     if record is None:

@@ -6,7 +6,6 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ from torch import Tensor
 from . import build
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float": torch.float32, "double": torch.float64}
-CPU_TYPES = ("bf16", "fp16", "float", "double")
-SM90_TYPES = ("bf16", "fp16")
 
 
 class TensorView(ctypes.Structure):
@@ -95,22 +92,3 @@ def _library(name: str) -> ctypes.CDLL:
     library.run_kernel.restype = ctypes.c_char_p
     library.run_kernel.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
     return library
-
-
-CPU_MACHINES = [Machine("fast"), Machine("checked", seed=1), Machine("checked", seed=2)]
-SM90 = Machine("sm90", "cuda")
-
-
-def cases(table: dict[str, list[tuple[int, ...]]]) -> Any:
-    """Parametrizes a test over (machine, element, sizes): every machine with the rows of every type that it has."""
-    found = []
-    for element, rows in table.items():
-        for machine in CPU_MACHINES:
-            found += [_case(machine, element, sizes) for sizes in rows]
-        if element not in CPU_TYPES or element in (*SM90_TYPES, "float"):
-            pass
-    return pytest.mark.parametrize(("machine", "element", "sizes"), found)
-
-
-def _case(machine: Machine, element: str, sizes: tuple[int, ...]) -> Any:
-    return pytest.param(machine, element, sizes, marks=[pytest.mark.gpu] if machine is SM90 else [])

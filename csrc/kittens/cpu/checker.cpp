@@ -154,9 +154,15 @@ void checker::destroyed(const register_state& t) {
   f.open.products.clear();
 }
 
+const char* checker::what_is_missing(const register_state& t) const {
+  for (const product& p : fibers_[run_.current].open.products)
+    if (p.accumulator == &t || p.left == &t) return "its group is still open: mma_commit, then mma_wait come first";
+  return "mma_wait comes first";
+}
+
 void checker::used(register_state& t, const char* operation) {
   me();
-  if (t.accumulates + t.is_read > 0) fail(std::string(operation) + " uses " + name(t) + " while a product on it is in flight (mma_wait comes first)");
+  if (t.accumulates + t.is_read > 0) fail(std::string(operation) + " uses " + name(t) + " while a product on it is in flight (" + what_is_missing(t) + ")");
   if (t.unfinished) fail(std::string(operation) + " uses " + name(t) + ", whose product has been waited for, before mma_done has named it");
   t.begun = 0;
 }
@@ -206,7 +212,7 @@ void checker::wait_products(int groups) {
 
 void checker::done(register_state& t) {
   me();
-  if (t.accumulates > 0) fail("mma_done names " + name(t) + " while a product on it is in flight (mma_wait comes first)");
+  if (t.accumulates > 0) fail("mma_done names " + name(t) + " while a product on it is in flight (" + what_is_missing(t) + ")");
   t.unfinished = false;
   t.begun = 0;
 }

@@ -156,6 +156,7 @@ class checker {
   void check_writable(const shared_id&, const region&, const char* operation);
   long add_reader(const shared_id&, const region&, bool in_flight, bool is_send);
   void end_reader(const void* tile, long serial);
+  const char* what_is_missing(const register_state&) const;  // between a product and a use of its tile
   void execute(product_group&);
   void execute(send_record&);
   void complete(copy_record&);

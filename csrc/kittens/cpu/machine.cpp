@@ -218,7 +218,8 @@ void cta_run::report_deadlock() const {
 
 void cta_run::meet(int id, int warpgroups, bool wait_too) {
   meeting& m = meetings[id];
-  if (m.arrived > 0 && m.expected != warpgroups)
+  // Checked, a barrier's number is the same at every call: whoever arrives first must not decide whether the kernel is right.
+  if ((m.arrived > 0 || (check && m.expected > 0)) && m.expected != warpgroups)
     fail("named barrier " + std::to_string(id) + ": inconsistent participants, warpgroup " + std::to_string(current) + " names " +
          std::to_string(warpgroups) + " warpgroups, warpgroup " + std::to_string(m.last_to_arrive) + " named " + std::to_string(m.expected));
   const long generation = m.generation;
