@@ -136,9 +136,6 @@ class Build:
         ]
 
     def compilation(self, source: Source) -> Compilation:
-        macros = [f'-DKITTENS_ARCHS="{" ".join(self.archs)}"']
-        macros += ["-DKITTENS_X86=1"] if X86 else []
-        macros += ["-DKITTENS_CUDA"] if self.nvcc else []
         target = BUILD / "objects" / f"{source.path}.o"
         if source.path.endswith(".cu"):
             assert self.nvcc is not None
@@ -147,9 +144,10 @@ class Build:
             if " " not in self.cxx:  # nvcc takes a compiler alone, no ccache before it.
                 host += ["-ccbin", self.cxx]
             command = [str(self.nvcc.path), *LANGUAGE, source.optimize, *code, "--expt-relaxed-constexpr", *PTXAS]
-            return Compilation(Path(source.path), target, [*command, *host, *macros, "-Icsrc"], root=ROOT)
-        command = [*self.cxx.split(), *LANGUAGE, source.optimize, *HOST, "-Wall", *source.isa, *macros, "-Icsrc"]
-        includes = list(self.nvcc.include) if self.nvcc else []
+            return Compilation(Path(source.path), target, [*command, *host, "-Icsrc"], root=ROOT)
+        command = [*self.cxx.split(), *LANGUAGE, source.optimize, *HOST, "-Wall", *source.isa, "-Icsrc"]
+        command += ["-DKITTENS_CUDA"] if self.nvcc else []
+        includes: list[Path] = []
         if source.path.startswith("csrc/bindings/"):
             includes += self.torch.include
             command += [*STABLE_ABI, *(["-DUSE_CUDA"] if self.nvcc else [])]
@@ -157,6 +155,7 @@ class Build:
             assert self.pybind11 is not None
             includes += [self.pybind11, Path(sysconfig.get_path("include"))]
             command += [
+                f'-DKITTENS_ARCHS="{" ".join(self.archs)}"',
                 f'-DKITTENS_TORCH_VERSION="{package_version()}"',
                 f'-DKITTENS_TORCH_HEADERS="{self.torch.version}"',
             ]

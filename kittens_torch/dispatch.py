@@ -68,6 +68,8 @@ def fell_back(reason: str) -> bool:
 def _gpu_missing(index: int) -> str:
     if not torch._C._dispatch_has_kernel_for_dispatch_key("kittens_torch::forward", "CUDA"):
         return "this build of kittens_torch has no CUDA kernels"
+    if index >= torch.cuda.device_count():
+        return ""  # A fake tensor, traced for a machine that has the GPU.
     capability = torch.cuda.get_device_capability(index)
     if capability != (9, 0):
         return f"the CUDA kernels need compute capability 9.0, cuda:{index} has {capability[0]}.{capability[1]}"

@@ -66,7 +66,7 @@ def scaled_dot_product_attention(
         and dispatch.every_gpu_runs()
         and len(shape := query.shape) == 4
         and len(key_shape := key.shape) == 4
-        and (shape[1] == (heads_k := key_shape[1]) or heads_k == 1 or enable_gqa is True)
+        and (enable_gqa is True or (enable_gqa is False and (shape[1] == (heads_k := key_shape[1]) or heads_k == 1)))
         and (head_dim := shape[3])
         and type(factor := head_dim**-0.5 if scale is None else scale) is float
         and call.SMALLEST_FLOAT32 <= factor <= _LARGEST_SCALE

@@ -85,7 +85,9 @@ def empty_in_layout_of(like: Tensor, sizes: Sequence[int], ordered: int) -> Tens
     return dense.permute(*(order.index(dim) for dim in range(len(sizes))))
 
 
-def _fake_outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    if not query.device == key.device == value.device:
+        raise RuntimeError("kittens_torch: query, key and value must be on the same device")
     logsumexp_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     logsumexp = query.new_empty(query.shape[:3], dtype=logsumexp_dtype)
     return empty_in_layout_of(query, (*query.shape[:3], value.shape[3]), 3), logsumexp
@@ -102,7 +104,7 @@ def _(
     window_right: int,
     configuration: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    return _fake_outputs(query, value)
+    return _fake_outputs(query, key, value)
 
 
 @torch.library.register_fake("kittens_torch::checked_forward")
@@ -117,7 +119,7 @@ def _(
     configuration: int,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    return _fake_outputs(query, value)
+    return _fake_outputs(query, key, value)
 
 
 batch_over(forward)

@@ -156,10 +156,26 @@ def test_cpu_only_build_says_so_in_one_line(
     assert sum("CPU-only build: no nvcc" in line for line in capsys.readouterr().out.splitlines()) == 1
     sources = build.wanted(setup_script.LIBRARY)
     assert sources and not any(source.path.endswith(".cu") for source in sources)
+    sources += setup_script.PLAN if build.pybind11 else []
     commands = [word for source in sources for word in build.compilation(source).full_command]
-    assert '-DKITTENS_ARCHS=""' in commands
+    assert not build.pybind11 or '-DKITTENS_ARCHS=""' in commands
     assert "-DKITTENS_CUDA" not in commands and "-DUSE_CUDA" not in commands
     assert "-lcudart_static" not in build.link_options(library=True)
+
+
+def test_newer_cuda_than_torch_s_is_pointed_out(
+    setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No error: the library has a CUDA runtime of its own, and shares none with torch."""
+    torch = toolchain.Torch(Path("/torch"), "2.12.0+cu128", "12.8")
+    monkeypatch.setattr(toolchain, "require_torch", lambda: torch)
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(Path("/nvcc"), (13, 0), [], Path("/lib")))
+    setup_script.Build()
+    note = "this torch is built for CUDA 12.8 and nvcc is of CUDA 13.0: the GPU's driver must know CUDA 13 too"
+    assert note in capsys.readouterr().out
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(Path("/nvcc"), (12, 9), [], Path("/lib")))
+    setup_script.Build()
+    assert "note:" not in capsys.readouterr().out
 
 
 def test_build_without_pybind11_leaves_the_plan_module_out(

@@ -243,6 +243,15 @@ def test_tensor_subclasses_and_parameters() -> None:
     assert torch.equal(ours(parameter, key, value), expected) and ours(parameter, key, value).requires_grad
 
 
+def test_function_modes() -> None:
+    """torch.device as a context is a mode that every function passes through."""
+    query, key, value = inputs("cpu", torch.float32, length_q=5, head_dim=4)
+    expected = ours(query, key, value)
+    with torch.device("cpu"):
+        assert torch.equal(ours(query, key, value), expected)
+        assert torch.equal(kittens_torch.attention(query, key, value), expected)
+
+
 def test_torch_function_can_intercept() -> None:
     calls: list[Any] = []
 

@@ -39,7 +39,8 @@ class checker {
   void arriving(const barrier_state&);
   void expecting(const barrier_state&, int bytes);
   void phase_complete(const barrier_state&);
-  void wait_begins(const barrier_state&, int phase);
+  long wait_begins(const barrier_state&, int phase);  // returns how many phases were over before the one waited for
+  bool is_over(const barrier_state&, long generation) const;
   void wait_ends(const barrier_state&);
 
   // named barriers

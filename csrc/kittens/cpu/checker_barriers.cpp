@@ -57,7 +57,7 @@ void checker::phase_complete(const barrier_state& b) {
 }
 
 // A phase is known by its parity alone, so a warpgroup that does not wait for every phase in turn cannot tell which one it has waited for.
-void checker::wait_begins(const barrier_state& b, int phase) {
+long checker::wait_begins(const barrier_state& b, int phase) {
   barrier_record& r = record(b, "wait");
   if (phase != 0 && phase != 1) fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + "; a phase is 0 or 1");
   const long target = (r.generation & 1) == phase ? r.generation : r.generation - 1;
@@ -67,10 +67,13 @@ void checker::wait_begins(const barrier_state& b, int phase) {
     fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + ", for the phase this warpgroup has waited for already; the next one is " +
          std::to_string(1 - phase));
   if (target > expected)
-    fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + ", which has gone through " + phases(r.generation - expected) +
+    fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + ", which has gone through " + phases(r.generation - std::max(expected, 0L)) +
          " that this warpgroup has not waited for");
   r.last_waited[run_.current] = target;
+  return target;
 }
+
+bool checker::is_over(const barrier_state& b, long generation) const { return barriers_.at(&b).generation > generation; }
 
 void checker::wait_ends(const barrier_state& b) {
   const barrier_record& r = barriers_.at(&b);

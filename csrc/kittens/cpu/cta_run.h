@@ -29,7 +29,7 @@ struct awaited {
   const barrier_state* barrier = nullptr;
   int phase = 0;
   int id = 0;
-  long generation = 0;
+  long generation = 0;  // of the meeting; checked, also of the phase
 };
 
 struct fiber {

@@ -161,7 +161,8 @@ void cta_run::run() {
 bool cta_run::is_ready(const fiber& f) const {
   if (f.done) return false;
   switch (f.waits_for.what) {
-    case awaited::what::phase: return f.waits_for.barrier->phase != f.waits_for.phase;
+    case awaited::what::phase:
+      return check ? check->is_over(*f.waits_for.barrier, f.waits_for.generation) : f.waits_for.barrier->phase != f.waits_for.phase;
     case awaited::what::meeting: return meetings[f.waits_for.id].generation != f.waits_for.generation;
     default: return true;
   }
@@ -277,8 +278,8 @@ void barrier_complete(barrier_state& b, int bytes) {
 
 void barrier_wait(barrier_state& b, int phase) {
   cta_run& run = *cta_run::now;
-  if (run.check) run.check->wait_begins(b, phase);
-  if (run.check || b.phase == phase) run.wait({awaited::what::phase, &b, phase, 0, 0});
+  const long generation = run.check ? run.check->wait_begins(b, phase) : 0;
+  if (run.check || b.phase == phase) run.wait({awaited::what::phase, &b, phase, 0, generation});
   if (run.check) run.check->wait_ends(b);
 }
 

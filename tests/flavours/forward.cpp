@@ -1,0 +1,29 @@
+// The forward kernels of one instruction set, whichever the plan would choose.
+#include "attention/instances/forward.h"
+#include "kittens/cpu/features.h"
+
+using namespace kittens_torch;
+
+extern "C" bool flavour_runs(int flavour) { return kittens::runs_here(static_cast<kittens::cpu_flavour>(flavour)); }
+
+// query, output (heads, length_q, head_dim), key and value (heads, length_k, head_dim); causal from the lower right.
+extern "C" const char* flavour_forward(int flavour, int type, int configuration, int heads, int length_q, int length_k, int head_dim, void* query,
+                                       void* key, void* value, void* output, void* logsumexp) {
+  constexpr forward_launcher (*find[])(element_type, int) = {forward_cpu_generic, forward_cpu_avx2, forward_cpu_avx512, forward_cpu_amx};
+  const auto view = [&](void* data, int64_t length) {
+    return kittens::tensor_view{data, {1, heads, length, head_dim}, {heads * length * head_dim, length * head_dim, head_dim, 1}};
+  };
+  forward_arguments a{};
+  a.query = view(query, length_q);
+  a.key = view(key, length_k);
+  a.value = view(value, length_k);
+  a.output = view(output, length_q);
+  a.logsumexp = logsumexp;
+  a.type = static_cast<element_type>(type);
+  a.configuration = configuration;
+  a.grid = 1;
+  a.scale = 0.125;
+  a.mask = make_interval(2, -1, -1, length_q, length_k);
+  const forward_launcher launch = find[flavour](a.type, configuration);
+  return launch ? launch(a, {}) : "no kernel";
+}
