@@ -69,7 +69,7 @@ def explain(*args: Any, function: Callable[..., Any] | None = None, **kwargs: An
     if isinstance(operands, call.Fallback):
         return Plan(name, "torch", operands.reason)
     if call.torch_is_faster(operands):
-        return Plan(name, "torch", _plan_of(operands).reason)
+        return Plan(name, "torch", "torch's own kernel is faster for this call on this CPU; attention(...) runs ours")
     return _ours(name, arguments, operands)
 
 

@@ -110,12 +110,11 @@ def test_nothing_is_computed_or_warned(monkeypatch: pytest.MonkeyPatch, recwarn:
     assert str(plan) == f"scaled_dot_product_attention on torch: {plan.reason}"
 
 
-@needs_plan
 def test_plan_that_prefers_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: True)
     tensors = inputs("cpu", torch.float32, length_q=5, head_dim=8)
     plan = explain(*tensors)
-    assert plan.machine == "torch" and plan.reason
+    assert plan.machine == "torch" and "faster" in plan.reason
     assert explain(*tensors, function=attention).machine == "cpu"
 
 

@@ -159,7 +159,7 @@ def test_plan_may_prefer_torch_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
             ours(tensors[0], tensors[1][:, :1], tensors[2][:, :1])
             ours(*(tensor[0] for tensor in tensors))
             assert len(torchs) == prefers
-    assert kittens_torch.explain(*tensors).machine == ("torch" if dispatch.has_plan() else "cpu")
+    assert kittens_torch.explain(*tensors).machine == "torch"
 
 
 def test_preference_is_asked_once_per_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-// The kernels of the tests by name, and how they are launched. A name is its kernel's, then the element type and the sizes: "mma_AB_shared bf16 80 128".
+// The kernels of the tests by name, and how they are launched. A name is its kernel's, then the element type and the
+// sizes: "mma_AB_shared bf16 80 128".
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -23,12 +24,16 @@ template <class Kernel> const char* launch_test(const arguments& a, int grid, co
 // Tensors 0, 1 and 2 are A, B and C; `grid` is the number of processors.
 template <class T> const char* launch_gemm(const arguments& a, int grid, const execution& execution) {
   const auto &left = a.tensors[0], &right = a.tensors[1];
-  return kittens_tutorial::launch_gemm<T>(left.data, right.data, a.tensors[2].data, static_cast<int>(left.size[2]), static_cast<int>(right.size[3]),
-                                          static_cast<int>(left.size[3]), grid, execution);
+  return kittens_tutorial::launch_gemm<T>(left.data, right.data, a.tensors[2].data, static_cast<int>(left.size[2]),
+                                          static_cast<int>(right.size[3]), static_cast<int>(left.size[3]), grid,
+                                          execution);
 }
 
 template <class T> const char* type_name() {
-  return std::is_same_v<T, bf16> ? "bf16" : std::is_same_v<T, fp16> ? "fp16" : std::is_same_v<T, float> ? "float" : "double";
+  return std::is_same_v<T, bf16>    ? "bf16"
+         : std::is_same_v<T, fp16>  ? "fp16"
+         : std::is_same_v<T, float> ? "float"
+                                    : "double";
 }
 
 struct shape {
@@ -43,15 +48,16 @@ class kernel_list {
   };
   const std::vector<entry>& entries() const { return entries_; }
 
-  // What has an element type. The shapes of bf16 cover every width of the instruction, with A in shared memory and in registers, and all three
-  // swizzles of both operands in both majors.
+  // What has an element type. The shapes of bf16 cover every width of the instruction, with A in shared memory and in
+  // registers, and all three swizzles of both operands in both majors.
   template <class T> void add_all() {
     if constexpr (std::is_same_v<T, bf16>) {
       add_products<T, shape{16, 16}, shape{32, 48}, shape{64, 64}, shape{80, 96}, shape{160, 32}, shape{192, 128}>();
-      add_main_products<T, shape{48, 32}, shape{96, 80}, shape{112, 128}, shape{128, 16}, shape{176, 64}, shape{224, 48}, shape{256, 64}>();
+      add_main_products<T, shape{48, 32}, shape{96, 80}, shape{112, 128}, shape{128, 16}, shape{176, 64},
+                        shape{224, 48}, shape{256, 64}>();
       add_shared_products<T, shape{64, 192}, shape{128, 256}, shape{256, 128}>();
-      add_copies<T, shape{64, 64}, shape{128, 128}, shape{64, 96}, shape{128, 32}, shape{192, 16}, shape{64, 48}, shape{128, 80}, shape{64, 256},
-                 shape{256, 64}>();
+      add_copies<T, shape{64, 64}, shape{128, 128}, shape{64, 96}, shape{128, 32}, shape{192, 16}, shape{64, 48},
+                 shape{128, 80}, shape{64, 256}, shape{256, 64}>();
       add_stores<T, 16, 32, 48, 64, 80, 96, 128, 192, 256>();
       add<convert_kernel<T, 64, 256, 64>>("convert", type_name<T>(), {64, 256, 64});
       add<convert_kernel<T, 48, 80, 32>>("convert", type_name<T>(), {48, 80, 32});
@@ -123,12 +129,15 @@ class kernel_list {
   }
   // Columns of both operands: A is K x WidthA, B is K x WidthB.
   template <class T, int WidthA, int N, int WidthB, int K> void add_transposed() {
-    add<product_kernel<product::AtB, left::shared, T, N, K, WidthA, WidthB>>("mma_AtB_columns", type_name<T>(), {N, K, WidthA, WidthB});
+    add<product_kernel<product::AtB, left::shared, T, N, K, WidthA, WidthB>>("mma_AtB_columns", type_name<T>(),
+                                                                             {N, K, WidthA, WidthB});
   }
   template <class T, shape... Shapes> void add_copies() {
     (add<copy_kernel<T, Shapes.n, Shapes.k>>("copy", type_name<T>(), {Shapes.n, Shapes.k}), ...);
   }
-  template <class T, int... Columns> void add_stores() { (add<store_kernel<T, Columns>>("store", type_name<T>(), {Columns}), ...); }
+  template <class T, int... Columns> void add_stores() {
+    (add<store_kernel<T, Columns>>("store", type_name<T>(), {Columns}), ...);
+  }
   template <class Real, int... Columns> void add_of_width() {
     (add<map_kernel<Real, Columns>>("map", type_name<Real>(), {Columns}), ...);
     (add<row_kernel<Real, Columns>>("rows", type_name<Real>(), {Columns}), ...);

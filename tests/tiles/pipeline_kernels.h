@@ -5,9 +5,10 @@
 namespace kittens_tests {
 inline namespace KITTENS_MACHINE {
 
-// The producer streams X, tensor 0, through a ring: (integer 0) tiles of 128 x 64, an even number. With each comes a vector of 64 reals of tensor 2.
-// Two consumers own 64 rows each and hold two tiles at a time. With P_i = X_i B^T, where B is tensor 1 (64 x 64), tensor 3 becomes for each consumer
-// twice 64 x 64: the sum of P_i v_i (by columns), and the sum of every second P_i.
+// The producer streams X, tensor 0, through a ring: (integer 0) tiles of 128 x 64, an even number. With each comes a
+// vector of 64 reals of tensor 2. Two consumers own 64 rows each and hold two tiles at a time. With P_i = X_i B^T,
+// where B is tensor 1 (64 x 64), tensor 3 becomes for each consumer twice 64 x 64: the sum of P_i v_i (by columns), and
+// the sum of every second P_i.
 template <class T, int Stages> struct ring_kernel {
   static_assert(Stages >= 2, "ring_kernel: a consumer holds two tiles");
   using real = accumulator<T>;
@@ -88,7 +89,8 @@ template <class T, int Stages> struct ring_kernel {
   }
 };
 
-// Tensor 0: 64 x C. Tensor 1: a vector of C reals, which rides with a 64 x 16 tile of tensor 2. Tensor 3: 64 x C, x (column's value) + 1.
+// Tensor 0: 64 x C. Tensor 1: a vector of C reals, which rides with a 64 x 16 tile of tensor 2. Tensor 3: 64 x C,
+// tensor 0 times the column's value, plus 1.
 template <class T, int C> struct column_kernel {
   using real = accumulator<T>;
   using tile = shared_tile<T, 64, 16>;
@@ -116,9 +118,10 @@ template <class T, int C> struct column_kernel {
   }
 };
 
-// Tile numbers below integer 0 go from the producer to two consumers by mail; a consumer holds a message until the next one is there. Tensor 0: the
-// tile counter, or null to walk the tiles by CTA index and count. Tensor 1: for each CTA and consumer, a log of (integer 0) pairs of 32-bit
-// integers: the tile, and the number of its message, from 1 on. Tensor 2: for each CTA, what the producer has found in its messages' slots, summed.
+// Tile numbers below integer 0 go from the producer to two consumers by mail; a consumer holds a message until the next
+// one is there. Tensor 0: the tile counter, or null to walk the tiles by CTA index and count. Tensor 1: for each CTA
+// and consumer, a log of (integer 0) pairs of 32-bit integers: the tile, and the number of its message, from 1 on.
+// Tensor 2: for each CTA, what the producer has found in its messages' slots, summed.
 struct mail_kernel {
   static constexpr int warpgroups = 3;
   struct message {
@@ -163,8 +166,9 @@ struct mail_kernel {
   }
 };
 
-// Three warpgroups pass a turn round, (integer 0) times each, by named barriers or by mbarriers. Who has it appends its number to the list in tensor
-// 0, whose first element counts the others. In the end all meet, and tensor 1 gets, from each warpgroup, the count that it then sees.
+// Three warpgroups pass a turn round, (integer 0) times each, by named barriers or by mbarriers. Who has it appends its
+// number to the list in tensor 0, whose first element counts the others. In the end all meet, and tensor 1 gets, from
+// each warpgroup, the count that it then sees.
 template <bool Named> struct turn_kernel {
   static constexpr int warpgroups = 3;
   using params = registers_only;
@@ -177,16 +181,21 @@ template <bool Named> struct turn_kernel {
       for (int i = 0; i < 3; i++) s.turn[i].init(1);
     cta.publish_barriers();
     const int me = cta.warpgroup, next = (me + 1) % 3;
-    const named_barrier mine{first_free_barrier + me, 2}, others{first_free_barrier + next, 2}, everyone{first_free_barrier + 3, 3};
+    const named_barrier mine{first_free_barrier + me, 2}, others{first_free_barrier + next, 2},
+        everyone{first_free_barrier + 3, 3};
     const auto pass = [&] {
-      if constexpr (Named) others.arrive();
-      else if (cta.elect()) s.turn[next].arrive();
+      if constexpr (Named)
+        others.arrive();
+      else if (cta.elect())
+        s.turn[next].arrive();
     };
     volatile int32_t* list = pointer<int32_t>(p.a, 0);
     if (me == 2) pass();
     KITTENS_NO_UNROLL for (int i = 0; i < p.a.integers[0]; i++) {
-      if constexpr (Named) mine.sync();
-      else s.turn[me].wait(i & 1);
+      if constexpr (Named)
+        mine.sync();
+      else
+        s.turn[me].wait(i & 1);
       if (cta.elect()) {
         const int count = list[0];
         list[1 + count] = me;

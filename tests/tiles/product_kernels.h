@@ -1,4 +1,5 @@
-// Products of tiles: both majors of both operands, A in shared memory or in registers, tiles that a copy or a store has filled.
+// Products of tiles: both majors of both operands, A in shared memory or in registers, tiles that a copy or a store has
+// filled.
 #pragma once
 #include "tile_kernels.h"
 
@@ -9,8 +10,9 @@ enum class product { ABt, AB, AtB };
 enum class left { shared, registers };
 
 // D = or += the product of A, tensor 0, and B, tensor 1. Tensor 2: what D is before (64 x N reals); tensor 3: D.
-// Integer 0: whether D is added to. Integer 1: the first of the 64 rows (of the columns for AtB) that are taken of A; integer 2: for AtB with a B
-// wider than N, the first of the N columns that are taken of it. A shared A is 128 x K, or K x WidthA for AtB; a register A 64 x K reals.
+// Integer 0: whether D is added to. Integer 1: the first of the 64 rows (of the columns for AtB) that are taken of A;
+// integer 2: for AtB with a B wider than N, the first of the N columns that are taken of it. A shared A is 128 x K, or
+// K x WidthA for AtB; a register A 64 x K reals.
 template <product P, left L, class T, int N, int K, int WidthA = 128, int WidthB = N> struct product_kernel {
   using real = accumulator<T>;
   using a_tile = std::conditional_t<P == product::AtB, shared_tile<T, K, WidthA>, shared_tile<T, 128, K>>;
@@ -48,20 +50,28 @@ template <product P, left L, class T, int N, int K, int WidthA = 128, int WidthB
       read(exact, pointer<real>(p.a, 0));
       convert(a_registers, exact);
     }
-    if (accumulate) read(d, pointer<real>(p.a, 2));
-    else fill(d, infinity<real>() - infinity<real>());
+    if (accumulate)
+      read(d, pointer<real>(p.a, 2));
+    else
+      fill(d, infinity<real>() - infinity<real>());
     b_tile& b = s.b.wait();
     if constexpr (L == left::registers) {
       mma_begin(d, a_registers);
-      if constexpr (P == product::ABt) mma_ABt(d, a_registers, b, accumulate);
-      else mma_AB(d, a_registers, b, accumulate);
+      if constexpr (P == product::ABt)
+        mma_ABt(d, a_registers, b, accumulate);
+      else
+        mma_AB(d, a_registers, b, accumulate);
     } else {
       a_tile& a = s.a.wait();
       mma_begin(d);
-      if constexpr (P == product::ABt) mma_ABt(d, rows_of(a, first), b, accumulate);
-      else if constexpr (P == product::AB) mma_AB(d, rows_of(a, first), b, accumulate);
-      else if constexpr (WidthB == N) mma_AtB(d, columns_of(a, first), b, accumulate);
-      else mma_AtB(d, columns_of(a, first), columns_of(b, p.a.integers[2]), accumulate);
+      if constexpr (P == product::ABt)
+        mma_ABt(d, rows_of(a, first), b, accumulate);
+      else if constexpr (P == product::AB)
+        mma_AB(d, rows_of(a, first), b, accumulate);
+      else if constexpr (WidthB == N)
+        mma_AtB(d, columns_of(a, first), b, accumulate);
+      else
+        mma_AtB(d, columns_of(a, first), columns_of(b, p.a.integers[2]), accumulate);
     }
     mma_commit();
     mma_wait<0>();
@@ -70,9 +80,10 @@ template <product P, left L, class T, int N, int K, int WidthA = 128, int WidthB
   }
 };
 
-// Two warpgroups store 64 rows each of X, 128 x C reals of tensor 0, publish them and meet. Then each sends the other's rows to tensor 1 and multiplies
-// what was stored, in every role. Tensor 2, for each warpgroup twice 64 x 64: other's rows * own rows^T, and L^T * L with L the first 64 columns
-// of X. Tensor 3, for each warpgroup 64 x C: the first 64 columns of its own rows, in registers, times the other's rows.
+// Two warpgroups store 64 rows each of X, 128 x C reals of tensor 0, publish them and meet. Then each sends the other's
+// rows to tensor 1 and multiplies what was stored, in every role. Tensor 2, for each warpgroup twice 64 x 64: other's
+// rows * own rows^T, and L^T * L with L the first 64 columns of X. Tensor 3, for each warpgroup 64 x C: the first 64
+// columns of its own rows, in registers, times the other's rows.
 template <class T, int C> struct exchange_kernel {
   static_assert(C >= 64);
   using real = accumulator<T>;

@@ -1,5 +1,6 @@
-// Small kernels on the tile vocabulary, one for an operation or a family of them, written once for every machine: copies, stores, registers.
-// product_kernels.h and pipeline_kernels.h hold the others, kernel_list.h names them all, and test_tiles.py holds what they write against torch.
+// Small kernels on the tile vocabulary, one for an operation or a family of them, written once for every machine:
+// copies, stores, registers. product_kernels.h and pipeline_kernels.h hold the others, kernel_list.h names them all,
+// and test_tiles.py holds what they write against torch.
 #pragma once
 #include <type_traits>
 
@@ -17,12 +18,15 @@ struct arguments {
     return {integers[first], integers[first + 1], integers[first + 2], integers[first + 3]};
   }
 };
-template <class Real> KITTENS_INLINE Real* pointer(const arguments& a, int tensor) { return static_cast<Real*>(a.tensors[tensor].data); }
+template <class Real> KITTENS_INLINE Real* pointer(const arguments& a, int tensor) {
+  return static_cast<Real*>(a.tensors[tensor].data);
+}
 
 inline namespace KITTENS_MACHINE {
 using namespace kittens;
 
-// A register tile or vector from contiguous memory, and back. A vector is written as 64 x 8, so that every thread shows its copy of it.
+// A register tile or vector from contiguous memory, and back. A vector is written as 64 x 8, so that every thread shows
+// its copy of it.
 template <class Real, int C> KITTENS_INLINE void read(register_tile<Real, C>& t, const Real* from) {
   fill(t, Real(0));
   map(t, [=](int row, int column, Real) { return from[row * C + column]; });
@@ -89,8 +93,8 @@ template <class T, int R, int C> struct copy_kernel {
   }
 };
 
-// Integer 4 times: the next 128 x C values of tensor 0 -> registers -> tensor 1, the first at place 0 and each 128 rows below the last. Two
-// warpgroups do 64 rows each, always through the same shared tile.
+// Integer 4 times: the next 128 x C values of tensor 0 -> registers -> tensor 1, the first at place 0 and each 128 rows
+// below the last. Two warpgroups do 64 rows each, always through the same shared tile.
 template <class T, int C> struct store_kernel {
   using real = accumulator<T>;
   using tile = shared_tile<T, 128, C>;
@@ -164,8 +168,8 @@ template <class Real, int C> struct map_kernel {
   }
 };
 
-// Tensor 0: two tiles of 64 x C. Tensor 1: 64 values. Tensor 2: twice 64 x 8, the maximum of the vector and the first tile's rows, and the sum of
-// both tiles' rows. Tensor 3: 64 x C, the first tile's values times the vector's, plus 1.
+// Tensor 0: two tiles of 64 x C. Tensor 1: 64 values. Tensor 2: twice 64 x 8, the maximum of the vector and the first
+// tile's rows, and the sum of both tiles' rows. Tensor 3: 64 x C, the first tile's values times the vector's, plus 1.
 template <class Real, int C> struct row_kernel {
   static constexpr int warpgroups = 1;
   using params = registers_only;
@@ -190,8 +194,8 @@ template <class Real, int C> struct row_kernel {
   }
 };
 
-// Tensor 0: 64 values x, tensor 1: 64 values y, the limit: real 0. Tensor 2: three times 64 x 8, x * x + 1, x - 2 y, and 1 where x has a value above
-// the limit. Tensor 3: x, of which only the first (integer 0) values may be stored.
+// Tensor 0: 64 values x, tensor 1: 64 values y, the limit: real 0. Tensor 2: three times 64 x 8, x * x + 1, x - 2 y,
+// and 1 where x has a value above the limit. Tensor 3: x, of which only the first (integer 0) values may be stored.
 template <class Real> struct vector_kernel {
   static constexpr int warpgroups = 1;
   using params = registers_only;
@@ -211,7 +215,8 @@ template <class Real> struct vector_kernel {
   }
 };
 
-// Weights = exp2(t * real 0 - shift). Tensor 0: t, 64 x C; tensor 1: 64 shifts. Tensor 2: the sums as 64 x 8, then t again. Tensor 3: the weights.
+// Weights = exp2(t * real 0 - shift). Tensor 0: t, 64 x C; tensor 1: 64 shifts. Tensor 2: the sums as 64 x 8, then t
+// again. Tensor 3: the weights.
 template <class T, int C> struct exp2_kernel {
   using real = accumulator<T>;
   using tile = shared_tile<T, 64, C>;
@@ -240,7 +245,8 @@ template <class T, int C> struct exp2_kernel {
   }
 };
 
-// Tensor 0: 64 x 16. Tensor 1: three times 64 x 16, exp2 of it, log of it, and infinity everywhere but in the first column: weight_limit there.
+// Tensor 0: 64 x 16. Tensor 1: three times 64 x 16, exp2 of it, log of it, and infinity everywhere but in the first
+// column: weight_limit there.
 template <class T> struct scalar_kernel {
   using real = accumulator<T>;
   static constexpr int warpgroups = 1;
