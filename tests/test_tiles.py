@@ -239,12 +239,11 @@ def test_row_vectors(machine: Machine, family: str, element: str, sizes: tuple[i
 
 @on_every_machine("map_columns")
 def test_map_columns(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
-    real = REAL[element]
-    source, vector = integers(64, *sizes, dtype=real), integers(*sizes, most=100, dtype=real)
-    out = poisoned(64, *sizes, device=machine.device, dtype=real)
-    ride = torch.zeros(1, 1, 64, 16, device=machine.device, dtype=DTYPES[element])
-    machine.run(name(family, element, sizes), [source.to(machine.device), vector.to(machine.device), ride, out])
-    assert_equal("map_columns", out, source * vector + 1)
+    dtype, device = DTYPES[element], machine.device
+    source, vectors = integers(64, *sizes, dtype=dtype), integers(2, *sizes, most=100, dtype=dtype)
+    out = poisoned(2, 64, *sizes, device=device, dtype=dtype)
+    machine.run(name(family, element, sizes), [source.to(device), vectors.to(device), out])
+    assert_equal("map_columns", out, source * vectors[:, None] + 1)
 
 
 @on_every_machine("exp2_into")

@@ -19,9 +19,12 @@ inline int heads_that_share_l2(const forward_arguments& a, int element_bytes) {
 template <class C> const char* launch_forward(const forward_arguments& a, const kittens::execution& execution) {
   using real = typename forward_params<C>::real;
   forward_params<C> p;
-  // A copy with fewer keys: what no row sees is outside the tensor, so it is never loaded.
+  // Views with fewer keys: what no row sees is outside the tensor, so it is never loaded.
   kittens::tensor_view key = a.key, value = a.value;
-  key.size[2] = value.size[2] = a.mask.length_k > 0 ? a.mask.length_k : 1;
+  for (kittens::tensor_view* view : {&key, &value}) {
+    view->data = static_cast<typename C::element*>(view->data) + a.mask.start * view->stride[2];
+    view->size[2] = a.mask.length_k > 0 ? a.mask.length_k : 1;
+  }
   const char* error = nullptr;
   if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.key, key)) ||
       (error = kittens::make_tile_map(p.value, value)) || (error = kittens::make_tile_map(p.output, a.output)))

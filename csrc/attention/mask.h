@@ -8,8 +8,9 @@ namespace kittens_torch {
 inline constexpr int window_open = 1 << 30;  // farther than any length the operators accept
 
 struct interval_mask {
-  int length_k;
+  int length_k;     // keys from the first one that a row sees to the last one
   int left, right;  // row i sees i - left <= j <= i + right; window_open where that side has no limit
+  int start = 0;    // where key 0 lies among the caller's keys: those before it, no row sees
 
   KITTENS_HOST_DEVICE int first_key(int row) const {
     const int first = row - left;
@@ -32,8 +33,13 @@ inline interval_mask make_interval(int corner, int window_left, int window_right
   if (corner != 0 && mask.right > offset) mask.right = offset;
   // Keys that no row sees do not exist: what lies there (NaN included) is never loaded.
   if (length_q > 0) {
-    const int end = mask.end_key(length_q - 1);
-    mask.length_k = end > 0 ? end : 0;
+    const int end = mask.end_key(length_q - 1), first = mask.first_key(0);
+    mask.length_k = end > first ? end - first : 0;
+    if (first > 0) {  // only a window whose left side is closed begins late
+      mask.start = first;
+      mask.left += first;
+      if (mask.right != window_open) mask.right -= first;
+    }
   }
   return mask;
 }

@@ -79,7 +79,6 @@ class kernel_list {
     }
     add<exchange_kernel<T, 128>>("exchange", type_name<T>(), {128});
     add<ring_kernel<T, 4>>("ring", type_name<T>(), {4});
-    add<column_kernel<T, 80>>("map_columns", type_name<T>(), {80});
     add<exp2_kernel<T, 80>>("exp2_into", type_name<T>(), {80});
     add<exp2_kernel<T, 128>>("exp2_into", type_name<T>(), {128});
     add<scalar_kernel<T>>("scalars", type_name<T>(), {});
@@ -90,6 +89,8 @@ class kernel_list {
   template <class Real> void add_of_real() {
     add_of_width<Real, 8, 24, 80, 128, 192>();
     add<vector_kernel<Real>>("vectors", type_name<Real>(), {});
+    add<column_kernel<Real, 64>>("map_columns", type_name<Real>(), {64});
+    add<column_kernel<Real, 80>>("map_columns", type_name<Real>(), {80});
     add<sum_kernel<Real, 64>>("sums", type_name<Real>(), {64});
     add<sum_kernel<Real, 80>>("sums", type_name<Real>(), {80});
   }

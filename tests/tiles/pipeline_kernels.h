@@ -89,32 +89,31 @@ template <class T, int Stages> struct ring_kernel {
   }
 };
 
-// Tensor 0: 64 x C. Tensor 1: a vector of C reals, which rides with a 64 x 16 tile of tensor 2. Tensor 3: 64 x C,
-// tensor 0 times the column's value, plus 1.
-template <class T, int C> struct column_kernel {
-  using real = accumulator<T>;
-  using tile = shared_tile<T, 64, 16>;
+// Tensor 0: 64 x C. Tensor 1: two vectors of C reals, copied one after the other into the same shared one. Tensor 2:
+// twice 64 x C, tensor 0 times the first vector's and the second vector's value of the column, plus 1.
+template <class Real, int C> struct column_kernel {
   static constexpr int warpgroups = 1;
-  struct params {
-    arguments a;
-    tile_map<tile> ride;
-    const char* prepare() { return make_tile_map(ride, a.tensors[2]); }
-  };
+  using params = registers_only;
   struct shared {
-    tile ride[1];
-    shared_vector<real, C> vector[1];
-    ring_flags<1> flags;
+    shared_vector<Real, C> vector;
+    barrier full;
   };
 
   static KITTENS_KERNEL void run(const params& p, shared& s, cta cta) {
-    if (cta.elect()) s.flags.init(1);
+    if (cta.elect()) s.full.init(1);
     cta.publish_barriers();
-    if (cta.elect()) producer(s.ride, s.flags).load(p.ride, {0, 0, 0}, s.vector, pointer<real>(p.a, 1));
-    register_tile<real, C> t;
-    read(t, pointer<real>(p.a, 0));
-    consumer(s.ride, s.flags).wait();
-    map_columns(t, s.vector[0], [](real x, real v) { return x * v + real(1); });
-    write(pointer<real>(p.a, 3), t);
+    KITTENS_NO_UNROLL for (int i = 0; i < 2; i++) {
+      if (cta.elect()) {
+        s.full.expect(shared_vector<Real, C>::bytes);
+        copy(s.vector, pointer<Real>(p.a, 1) + i * C, s.full);
+      }
+      s.full.wait(i);
+      register_tile<Real, C> t;
+      read(t, pointer<Real>(p.a, 0));
+      map_columns(t, s.vector, [](Real x, Real v) { return x * v + Real(1); });
+      write(pointer<Real>(p.a, 2) + i * 64 * C, t);
+      named_barrier{first_free_barrier, 1}.sync();  // all have read the vector
+    }
   }
 };
 

@@ -34,8 +34,8 @@ template <product P, left L, class T, int N, int K, int WidthA = 128, int WidthB
 
   static KITTENS_KERNEL void run(const params& p, shared& s, cta cta) {
     if (cta.elect()) {
-      s.b.flags.init(1);
-      if constexpr (L == left::shared) s.a.flags.init(1);
+      s.b.init();
+      if constexpr (L == left::shared) s.a.init();
     }
     cta.publish_barriers();
     if (cta.elect()) {

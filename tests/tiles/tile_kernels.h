@@ -54,11 +54,18 @@ template <class Real> KITTENS_INLINE void write(Real* to, const row_vector<Real>
 
 // A shared tile that one copy fills.
 template <class Tile> struct loaded_tile {
-  Tile tile[1];
-  ring_flags<1> flags;
+  Tile tile;
+  barrier full;
 
-  KITTENS_INLINE void load(const tile_map<Tile>& map, place where) { producer(tile, flags).load(map, where); }
-  KITTENS_INLINE Tile& wait() { return consumer(tile, flags).wait(); }
+  KITTENS_INLINE void init() { full.init(1); }
+  KITTENS_INLINE void load(const tile_map<Tile>& map, place where) {
+    full.expect(Tile::bytes);
+    copy(tile, map, where, full);
+  }
+  KITTENS_INLINE Tile& wait() {
+    full.wait(0);
+    return tile;
+  }
 };
 
 struct nothing {};
@@ -83,7 +90,7 @@ template <class T, int R, int C> struct copy_kernel {
   using shared = loaded_tile<tile>;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, cta cta) {
-    if (cta.elect()) s.flags.init(1);
+    if (cta.elect()) s.init();
     cta.publish_barriers();
     if (cta.elect()) s.load(p.from, p.a.place_at(0));
     tile& t = s.wait();

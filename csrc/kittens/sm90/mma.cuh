@@ -87,6 +87,7 @@ KITTENS_INLINE void mma_AB(register_tile<float, N>& D, shared_rows<shared_tile<T
 template <int N, class T, int K, int CA, class Tile>
 KITTENS_INLINE void mma_AtB(register_tile<float, N>& D, shared_columns<shared_tile<T, K, CA>> A, shared_columns<Tile> B, int accumulate) {
   static_assert(Tile::rows == K, "mma_AtB: the operands do not agree in the dimension that is summed over");
+  static_assert(K % 16 == 0, "mma_AtB: the dimension that is summed over must be a multiple of 16");
   using a_operand = operand<shared_tile<T, K, CA>>;
   using b_operand = operand<std::remove_const_t<Tile>>;
   const uint64_t a = a_operand::mn_major(A.tile, A.first), b = b_operand::mn_major(B.tile, B.first);
