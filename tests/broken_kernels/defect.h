@@ -1,4 +1,5 @@
-// Little kernels on the tile vocabulary that are right, unless they are told to have one named defect. They run on the checked machine.
+// Little kernels on the tile vocabulary that are right, unless they are told to have one named defect. They run on the
+// checked machine.
 #pragma once
 #define KITTENS_MACHINE checked
 #define KITTENS_CHECKED 1

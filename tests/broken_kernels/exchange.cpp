@@ -1,5 +1,6 @@
-// Y = X W for X (128 x 64), W (64 x 64), by two warpgroups that take X to shared memory and multiply the half that the other one has stored:
-// stores, sends, named barriers and register operands, and their defects. U = 2 X W, from registers, goes out through the same shared tile.
+// Y = X W for X (128 x 64), W (64 x 64), by two warpgroups that take X to shared memory and multiply the half that the
+// other one has stored: stores, sends, named barriers and register operands, and their defects. U = 2 X W, from
+// registers, goes out through the same shared tile.
 #include "defect.h"
 
 namespace {
@@ -38,10 +39,14 @@ struct exchange {
     register_tile<float, n> x, y;
     map(x, [&](int r, int c, float) { return p.x[(mine + r) * n + c]; });
     store(rows_of(s.x, mine), x);
-    if (with("store not published")) both.sync();
-    else if (with("published to itself only")) publish(own);
-    else if (with("reserved barrier")) publish({first_free_barrier - 1, 2});
-    else publish(both);
+    if (with("store not published"))
+      both.sync();
+    else if (with("published to itself only"))
+      publish(own);
+    else if (with("reserved barrier"))
+      publish({first_free_barrier - 1, 2});
+    else
+      publish(both);
     s.full.wait(0);
     mma_begin(y);
     mma_AB(y, rows_of(s.x, its), s.w, 0);

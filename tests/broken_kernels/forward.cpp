@@ -9,9 +9,10 @@ inline constexpr forward_row small_row[] = {{64, 64, 128, 64, 2, 2, 1, true}};
 
 }  // namespace kittens_torch
 
-// query, output (heads, length_q, 64), key and value (heads, length_k, 64), causal from the lower right; one CTA takes every tile.
-extern "C" const char* forward_run(unsigned seed, int heads, int length_q, int length_k, float* query, float* key, float* value, float* output,
-                                   float* logsumexp) {
+// query, output (heads, length_q, 64), key and value (heads, length_k, 64), causal from the lower right; one CTA takes
+// every tile.
+extern "C" const char* forward_run(unsigned seed, int heads, int length_q, int length_k, float* query, float* key,
+                                   float* value, float* output, float* logsumexp) {
   using namespace kittens_torch;
   const auto view = [&](float* data, int64_t length) {
     return kittens::tensor_view{data, {1, heads, length, 64}, {heads * length * 64, length * 64, 64, 1}};

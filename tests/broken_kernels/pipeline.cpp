@@ -1,4 +1,5 @@
-// C (128 x 64) = A (128 x 160) B (64 x 160)^T + bias of the column, by a producer and two consumers: rings, products, barriers and their defects.
+// C (128 x 64) = A (128 x 160) B (64 x 160)^T + bias of the column, by a producer and two consumers: rings, products,
+// barriers and their defects.
 #include "defect.h"
 
 namespace {
@@ -6,7 +7,8 @@ namespace {
 using namespace kittens;
 
 struct pipeline {
-  static constexpr int block_m = 128, n = 64, block_k = 32, slices = 5, stages = 2, consumers = 2, warpgroups = consumers + 1;
+  static constexpr int block_m = 128, n = 64, block_k = 32, slices = 5, stages = 2, consumers = 2,
+                       warpgroups = consumers + 1;
   using a_tile = shared_tile<float, block_m, block_k>;
   using b_tile = shared_tile<float, n, block_k>;
   using c_tile = shared_tile<float, block_m, n>;
@@ -39,8 +41,10 @@ struct pipeline {
       s.mail.init(consumers);
     }
     if (!with("no publish_barriers")) cta.publish_barriers();
-    if (cta.warpgroup == 0) produce(p, s);
-    else consume(p, s, cta.warpgroup - 1);
+    if (cta.warpgroup == 0)
+      produce(p, s);
+    else
+      consume(p, s, cta.warpgroup - 1);
   }
 
   static void produce(const params& p, shared& s) {
@@ -73,10 +77,12 @@ struct pipeline {
       a_tile& a_slice = with("no wait for the copy") ? s.a[k % stages] : a.wait();
       b_tile& b_slice = b.wait();
       if (!with("no mma_begin")) mma_begin(sum);
-      mma_ABt(sum, rows_of(a_slice, wg * 64), with("tile never filled") ? reinterpret_cast<b_tile&>(s.c) : b_slice, k > 0);
+      mma_ABt(sum, rows_of(a_slice, wg * 64), with("tile never filled") ? reinterpret_cast<b_tile&>(s.c) : b_slice,
+              k > 0);
       if (!with("no mma_commit")) mma_commit();
       if (with("released under a product")) a.release();
-      if (with("stage overwritten")) s.a_flags.empty[k % stages].arrive();  // a release that the checker does not know as one
+      if (with("stage overwritten"))
+        s.a_flags.empty[k % stages].arrive();  // a release that the checker does not know as one
       if (!with("no mma_wait")) mma_wait<0>();
       if (with("no mma_wait")) map(sum, [](float x) { return x; });
       if (!with("no mma_done")) mma_done(sum);

@@ -1,5 +1,6 @@
 // The forward kernels of one instruction set, whichever the plan would choose.
 #include "attention/instances/forward.h"
+
 #include "kittens/cpu/features.h"
 
 using namespace kittens_torch;
@@ -7,11 +8,14 @@ using namespace kittens_torch;
 extern "C" bool flavour_runs(int flavour) { return kittens::runs_here(static_cast<kittens::cpu_flavour>(flavour)); }
 
 // query, output (heads, length_q, head_dim), key and value (heads, length_k, head_dim); causal from the lower right.
-extern "C" const char* flavour_forward(int flavour, int type, int configuration, int heads, int length_q, int length_k, int head_dim, void* query,
-                                       void* key, void* value, void* output, void* logsumexp) {
-  constexpr forward_launcher (*find[])(element_type, int) = {forward_cpu_generic, forward_cpu_avx2, forward_cpu_avx512, forward_cpu_amx};
+extern "C" const char* flavour_forward(int flavour, int type, int configuration, int heads, int length_q, int length_k,
+                                       int head_dim, void* query, void* key, void* value, void* output,
+                                       void* logsumexp) {
+  constexpr forward_launcher (*find[])(element_type, int) = {forward_cpu_generic, forward_cpu_avx2, forward_cpu_avx512,
+                                                             forward_cpu_amx};
   const auto view = [&](void* data, int64_t length) {
-    return kittens::tensor_view{data, {1, heads, length, head_dim}, {heads * length * head_dim, length * head_dim, head_dim, 1}};
+    return kittens::tensor_view{
+        data, {1, heads, length, head_dim}, {heads * length * head_dim, length * head_dim, head_dim, 1}};
   };
   forward_arguments a{};
   a.query = view(query, length_q);

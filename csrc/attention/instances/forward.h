@@ -7,7 +7,8 @@ namespace kittens_torch {
 // A row of forward_rows_sm90 on the GPU (bfloat16, float16).
 forward_launcher find_forward_sm90(element_type, int configuration, bool interval);
 
-// A row of forward_rows_cpu on the fastest instruction set of this processor; every element type. The interval class covers all masks.
+// A row of forward_rows_cpu on the fastest instruction set of this processor; every element type. The interval class
+// covers all masks.
 forward_launcher find_forward_cpu(element_type, int configuration);
 
 // A row of forward_rows_sm90, what users run on the GPU, on the checked cpu machine (bfloat16, float16, float32).

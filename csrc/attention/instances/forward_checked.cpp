@@ -9,10 +9,14 @@ namespace kittens_torch {
 forward_launcher find_forward_checked(element_type type, int configuration, bool interval) {
   if (configuration < 0 || configuration >= forward_count_sm90) return nullptr;
   switch (type) {
-    case element_type::bfloat16: return find_forward_launcher<kittens::bf16, forward_rows_sm90, forward_count_sm90>(configuration, interval);
-    case element_type::float16: return find_forward_launcher<kittens::fp16, forward_rows_sm90, forward_count_sm90>(configuration, interval);
-    case element_type::float32: return find_forward_launcher<float, forward_rows_sm90, forward_count_sm90>(configuration, interval);
-    case element_type::float64: break;
+    case element_type::bfloat16:
+      return find_forward_launcher<kittens::bf16, forward_rows_sm90, forward_count_sm90>(configuration, interval);
+    case element_type::float16:
+      return find_forward_launcher<kittens::fp16, forward_rows_sm90, forward_count_sm90>(configuration, interval);
+    case element_type::float32:
+      return find_forward_launcher<float, forward_rows_sm90, forward_count_sm90>(configuration, interval);
+    case element_type::float64:
+      break;
   }
   return nullptr;
 }

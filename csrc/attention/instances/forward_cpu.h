@@ -17,10 +17,14 @@ template <class T> forward_launcher forward_on_cpu(int configuration) {
 
 inline forward_launcher forward_on_cpu(element_type type, int configuration) {
   switch (type) {
-    case element_type::bfloat16: return forward_on_cpu<kittens::bf16>(configuration);
-    case element_type::float16: return forward_on_cpu<kittens::fp16>(configuration);
-    case element_type::float32: return forward_on_cpu<float>(configuration);
-    case element_type::float64: return forward_on_cpu<double>(configuration);
+    case element_type::bfloat16:
+      return forward_on_cpu<kittens::bf16>(configuration);
+    case element_type::float16:
+      return forward_on_cpu<kittens::fp16>(configuration);
+    case element_type::float32:
+      return forward_on_cpu<float>(configuration);
+    case element_type::float64:
+      return forward_on_cpu<double>(configuration);
   }
   return nullptr;
 }

@@ -4,6 +4,8 @@
 
 namespace kittens_torch {
 
-forward_launcher forward_cpu_generic(element_type type, int configuration) { return forward_on_cpu(type, configuration); }
+forward_launcher forward_cpu_generic(element_type type, int configuration) {
+  return forward_on_cpu(type, configuration);
+}
 
 }  // namespace kittens_torch

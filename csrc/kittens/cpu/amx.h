@@ -1,7 +1,7 @@
 // Products of bf16 on AMX tiles: A (64 x k) from plain rows, B from a panel, 32 x 32 blocks of D in four tiles.
 //
-// A tile holds 16 rows of 64 bytes. The panel keeps, for each 16 columns of B, the pairs (row 2i, row 2i + 1) of every column side by side: 16
-// pairs of rows are one tile, one kilobyte without gaps.
+// A tile holds 16 rows of 64 bytes. The panel keeps, for each 16 columns of B, the pairs (row 2i, row 2i + 1) of every
+// column side by side: 16 pairs of rows are one tile, one kilobyte without gaps.
 #pragma once
 #include "panels.h"
 
@@ -13,7 +13,9 @@ inline namespace KITTENS_MACHINE {
 namespace amx {
 
 inline constexpr int group = 16;  // columns of a panel that lie together
-constexpr int64_t panel_elements(int columns, int rows) { return static_cast<int64_t>((columns + group - 1) / group) * group * rows; }
+constexpr int64_t panel_elements(int columns, int rows) {
+  return static_cast<int64_t>((columns + group - 1) / group) * group * rows;
+}
 
 struct alignas(64) tile_configuration {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -21,7 +23,8 @@ struct alignas(64) tile_configuration {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Static: compilers see the intrinsic read a pointer's worth of it only, and drop the stores that would fill the rest of a local one.
+// Static: compilers see the intrinsic read a pointer's worth of it only, and drop the stores that would fill the rest
+// of a local one.
 KITTENS_INLINE void enter() {
   static constexpr tile_configuration configuration;
   _tile_loadconfig(&configuration);
@@ -29,7 +32,8 @@ KITTENS_INLINE void enter() {
 KITTENS_INLINE void leave() { _tile_release(); }
 
 // 32 rows of D and 32 (or the last 16) columns. Tiles 0 to 3: D; 4 and 5: A; 6 and 7: B.
-template <bool two> KITTENS_ALWAYS_INLINE void multiply_block(float* d, int n, const bf16* a, int a_row, const bf16* b, int k, bool accumulate) {
+template <bool two> KITTENS_ALWAYS_INLINE void multiply_block(float* d, int n, const bf16* a, int a_row, const bf16* b,
+                                                              int k, bool accumulate) {
   const int64_t d_bytes = n * 4, a_bytes = a_row * 2, next_group = static_cast<int64_t>(group) * k;
   if (accumulate) {
     _tile_loadd(0, d, d_bytes);
@@ -68,10 +72,12 @@ KITTENS_NO_INLINE void multiply(float* d, const bf16* a, int a_row, const bf16* 
   int column = 0;
   for (; column + 32 <= n; column += 32)
     for (int i = 0; i < warpgroup_rows; i += 32)
-      multiply_block<true>(d + i * n + column, n, a + i * a_row, a_row, panel + static_cast<int64_t>(column) * k, k, accumulate);
+      multiply_block<true>(d + i * n + column, n, a + i * a_row, a_row, panel + static_cast<int64_t>(column) * k, k,
+                           accumulate);
   if (column < n)
     for (int i = 0; i < warpgroup_rows; i += 32)
-      multiply_block<false>(d + i * n + column, n, a + i * a_row, a_row, panel + static_cast<int64_t>(column) * k, k, accumulate);
+      multiply_block<false>(d + i * n + column, n, a + i * a_row, a_row, panel + static_cast<int64_t>(column) * k, k,
+                            accumulate);
 }
 
 // The panel of a K x N matrix.
@@ -88,8 +94,8 @@ template <int K, int N> KITTENS_NO_INLINE void pack_by_rows(bf16* panel, const m
   }
 }
 
-// The panel of the transpose of an N x K matrix: its rows hold the pairs already, so 32-bit elements are transposed. Their bits pass through float
-// vectors untouched.
+// The panel of the transpose of an N x K matrix: its rows hold the pairs already, so 32-bit elements are transposed.
+// Their bits pass through float vectors untouched.
 template <int N, int K> KITTENS_NO_INLINE void pack_by_columns(bf16* panel, const matrix_view<bf16>& view) {
   constexpr int lanes = simd::lanes<float>;
   static_assert(group % lanes == 0 && K / 2 % lanes == 0);
@@ -101,7 +107,8 @@ template <int N, int K> KITTENS_NO_INLINE void pack_by_columns(bf16* panel, cons
       simd::vector_float block[lanes];
       for (int i = 0; i < lanes; i++) block[i] = simd::load_bits<simd::vector_float>(lines[i] + k);
       simd::transpose<float>(block);
-      for (int i = 0; i < lanes; i++) __builtin_memcpy(out + static_cast<int64_t>(k / 2 + i) * group * 2, &block[i], sizeof block[i]);
+      for (int i = 0; i < lanes; i++)
+        __builtin_memcpy(out + static_cast<int64_t>(k / 2 + i) * group * 2, &block[i], sizeof block[i]);
     }
   }
 }

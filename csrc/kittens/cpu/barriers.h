@@ -6,14 +6,16 @@
 namespace kittens {
 inline namespace KITTENS_MACHINE {
 
-// Its phase turns when `count` arrivals and all expected bytes are in; wait(p) returns once the phase of parity p is over. A warpgroup waits for
-// the phases one after the other.
+// Its phase turns when `count` arrivals and all expected bytes are in; wait(p) returns once the phase of parity p is
+// over. A warpgroup waits for the phases one after the other.
 struct barrier {
   runtime::barrier_state state;
 
   void init(int count) { runtime::barrier_init(state, count); }
   void arrive() { runtime::barrier_arrive(state); }
-  void expect(int bytes) { runtime::barrier_expect(state, bytes); }  // arrives, and adds the bytes that copies will deliver
+  void expect(int bytes) {
+    runtime::barrier_expect(state, bytes);
+  }  // arrives, and adds the bytes that copies will deliver
   KITTENS_ALWAYS_INLINE void wait(int phase) {
     if (KITTENS_CHECKED || state.phase == phase) runtime::barrier_wait(state, phase);
   }
@@ -44,7 +46,9 @@ struct cta {
 };
 
 // The next tile number that no CTA has taken, beyond the first `count`, which CTAs take by their index.
-KITTENS_INLINE int take_tile(tile_counter* counter, cta cta) { return cta.count + __atomic_fetch_add(&counter->next, 1, __ATOMIC_RELAXED); }
+KITTENS_INLINE int take_tile(tile_counter* counter, cta cta) {
+  return cta.count + __atomic_fetch_add(&counter->next, 1, __ATOMIC_RELAXED);
+}
 // By each CTA, once it takes no more: the last one clears the counter for the next launch.
 KITTENS_INLINE void retire(tile_counter* counter, cta cta) {
   if (__atomic_fetch_add(&counter->retired, 1, __ATOMIC_ACQ_REL) != cta.count - 1) return;

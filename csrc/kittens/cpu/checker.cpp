@@ -1,4 +1,5 @@
-// The rules of the vocabulary: register tiles and products, shared tiles, copies and sends, scheduling. Barriers: checker_barriers.cpp.
+// The rules of the vocabulary: register tiles and products, shared tiles, copies and sends, scheduling. Barriers:
+// checker_barriers.cpp.
 #include "checker.h"
 
 #include <algorithm>
@@ -8,11 +9,13 @@ namespace kittens::runtime {
 namespace {
 
 bool overlap(const region& a, const region& b) {
-  return a.row < b.row + b.rows && b.row < a.row + a.rows && a.column < b.column + b.columns && b.column < a.column + a.columns;
+  return a.row < b.row + b.rows && b.row < a.row + a.rows && a.column < b.column + b.columns &&
+         b.column < a.column + a.columns;
 }
 
 bool covers(const region& a, const region& b) {
-  return a.row <= b.row && a.row + a.rows >= b.row + b.rows && a.column <= b.column && a.column + a.columns >= b.column + b.columns;
+  return a.row <= b.row && a.row + a.rows >= b.row + b.rows && a.column <= b.column &&
+         a.column + a.columns >= b.column + b.columns;
 }
 
 std::string warpgroup(int i) { return "warpgroup " + std::to_string(i); }
@@ -33,7 +36,8 @@ void vector_clock::join(const vector_clock& other) {
   for (size_t i = 0; i < other.counts_.size(); i++) counts_[i] = std::max(counts_[i], other.counts_[i]);
 }
 
-checker::checker(cta_run& run, uint32_t seed) : run_(run), random_(seed), next_clock_index_(run.fibers.size()), fibers_(run.fibers.size()) {
+checker::checker(cta_run& run, uint32_t seed)
+    : run_(run), random_(seed), next_clock_index_(run.fibers.size()), fibers_(run.fibers.size()) {
   // Late, mixed and early completion find different faults.
   constexpr int eagerness[] = {5, 50, 95};
   eagerness_ = eagerness[random_() % 3];
@@ -58,7 +62,7 @@ void checker::release_to(vector_clock& clock) {
   fibers_[run_.current].clock.raise(run_.current, tick() + 1);
 }
 
-// ---- names
+// Names in error texts.
 
 std::string checker::offset(const void* p) const {
   const auto at = static_cast<const char*>(p) - static_cast<const char*>(run_.shared);
@@ -66,21 +70,24 @@ std::string checker::offset(const void* p) const {
 }
 
 std::string checker::name(const shared_id& t) const {
-  const std::string shape = t.rows == 1 ? std::to_string(t.columns) : std::to_string(t.rows) + ", " + std::to_string(t.columns);
-  std::string text = (t.rows == 1 ? "shared_vector<" : "shared_tile<") + std::string(t.element) + ", " + shape + ">" + offset(t.address);
+  const std::string shape =
+      t.rows == 1 ? std::to_string(t.columns) : std::to_string(t.rows) + ", " + std::to_string(t.columns);
+  std::string text = (t.rows == 1 ? "shared_vector<" : "shared_tile<") + std::string(t.element) + ", " + shape + ">" +
+                     offset(t.address);
   for (const ring_record& r : rings_) {
     const auto at = static_cast<const char*>(t.address) - static_cast<const char*>(r.first.address);
-    if (at >= 0 && at < r.tile_bytes * r.stages && at % r.tile_bytes == 0) return text + " (ring stage " + std::to_string(at / r.tile_bytes) + ")";
+    if (at >= 0 && at < r.tile_bytes * r.stages && at % r.tile_bytes == 0)
+      return text + " (ring stage " + std::to_string(at / r.tile_bytes) + ")";
   }
   return text;
 }
 
 std::string checker::name(const register_state& t) const {
-  return "register_tile<" + std::string(t.element) + ", " + std::to_string(t.columns) + "> (number " + std::to_string(t.number) + " of warpgroup " +
-         std::to_string(t.warpgroup) + ")";
+  return "register_tile<" + std::string(t.element) + ", " + std::to_string(t.columns) + "> (number " +
+         std::to_string(t.number) + " of warpgroup " + std::to_string(t.warpgroup) + ")";
 }
 
-// ---- scheduling
+// Scheduling.
 
 int checker::pick() {
   for (;;) {
@@ -93,22 +100,26 @@ int checker::pick() {
     std::vector<product_group*> products;  // a warpgroup's products complete in order
     std::vector<send_record*> sends;
     for (fiber_record& f : fibers_) {
-      const auto group = std::find_if(f.groups.begin(), f.groups.end(), [](const product_group& g) { return !g.executed; });
+      const auto group =
+          std::find_if(f.groups.begin(), f.groups.end(), [](const product_group& g) { return !g.executed; });
       if (group != f.groups.end()) products.push_back(&*group);
       for (send_record& s : f.sends)
         if (!s.executed) sends.push_back(&s);
     }
     const size_t events = copies.size() + products.size() + sends.size();
     if (ready.empty() && events == 0) return -1;
-    if (events == 0 || (!ready.empty() && static_cast<int>(random_() % 100) >= eagerness_)) return ready[random_() % ready.size()];
+    if (events == 0 || (!ready.empty() && static_cast<int>(random_() % 100) >= eagerness_))
+      return ready[random_() % ready.size()];
     size_t which = random_() % events;
     if (which < copies.size()) {
       complete(*copies[which]);
       continue;
     }
     which -= copies.size();
-    if (which < products.size()) execute(*products[which]);
-    else execute(*sends[which - products.size()]);
+    if (which < products.size())
+      execute(*products[which]);
+    else
+      execute(*sends[which - products.size()]);
   }
 }
 
@@ -131,12 +142,15 @@ void checker::complete(copy_record& copy) {
 
 void checker::fiber_ends() {
   const fiber_record& f = me();
-  if (!f.open.products.empty()) fail("the kernel ends with a product on " + name(*f.open.products[0].accumulator) + " that mma_commit has not closed");
+  if (!f.open.products.empty())
+    fail("the kernel ends with a product on " + name(*f.open.products[0].accumulator) +
+         " that mma_commit has not closed");
   if (!f.groups.empty()) fail("the kernel ends with a group of products in flight (mma_wait<0> is missing)");
-  if (!f.sends.empty()) fail("the kernel ends with the send from " + f.sends[0].name + " in flight (store_wait_all is missing)");
+  if (!f.sends.empty())
+    fail("the kernel ends with the send from " + f.sends[0].name + " in flight (store_wait_all is missing)");
 }
 
-// ---- register tiles and products
+// Register tiles and products.
 
 void checker::created(register_state& t, const char* element, int columns) {
   t.element = element;
@@ -149,7 +163,9 @@ void checker::destroyed(const register_state& t) {
   fiber_record& f = fibers_[t.warpgroup];
   f.registers--;
   if (t.accumulates + t.is_read == 0) return;
-  if (f.late_fault.empty()) f.late_fault = name(t) + " goes out of scope, or the kernel ends, while a product on it is in flight (mma_wait is missing)";
+  if (f.late_fault.empty())
+    f.late_fault =
+        name(t) + " goes out of scope, or the kernel ends, while a product on it is in flight (mma_wait is missing)";
   f.groups.clear();  // they would write to memory that is gone
   f.open.products.clear();
 }
@@ -162,20 +178,26 @@ const char* checker::what_is_missing(const register_state& t) const {
 
 void checker::used(register_state& t, const char* operation) {
   me();
-  if (t.accumulates + t.is_read > 0) fail(std::string(operation) + " uses " + name(t) + " while a product on it is in flight (" + what_is_missing(t) + ")");
-  if (t.unfinished) fail(std::string(operation) + " uses " + name(t) + ", whose product has been waited for, before mma_done has named it");
+  if (t.accumulates + t.is_read > 0)
+    fail(std::string(operation) + " uses " + name(t) + " while a product on it is in flight (" + what_is_missing(t) +
+         ")");
+  if (t.unfinished)
+    fail(std::string(operation) + " uses " + name(t) +
+         ", whose product has been waited for, before mma_done has named it");
   t.begun = 0;
 }
 
 void checker::begin(register_state& t) { t.begun = me().waits; }
 
-void checker::issue(const task& work, register_state& accumulator, register_state* left, const shared_operand* shared, int shared_count) {
+void checker::issue(const task& work, register_state& accumulator, register_state* left, const shared_operand* shared,
+                    int shared_count) {
   fiber_record& f = me();
   for (register_state* t : {&accumulator, left})
     if (t && t->begun != f.waits)
       fail("product on " + name(*t) + ", which mma_begin has not named since its last other use or the last mma_wait");
   if (accumulator.is_read > 0) fail("product into " + name(accumulator) + " while another product reads it");
-  if (left && left->accumulates > 0) fail("product reads " + name(*left) + " while another product sums into it (mma_wait comes first)");
+  if (left && left->accumulates > 0)
+    fail("product reads " + name(*left) + " while another product sums into it (mma_wait comes first)");
   if (left && left->unfinished) fail("product reads " + name(*left) + " before mma_done has named it");
   product p{work, &accumulator, left, {}};
   for (int i = 0; i < shared_count; i++) {
@@ -212,12 +234,13 @@ void checker::wait_products(int groups) {
 
 void checker::done(register_state& t) {
   me();
-  if (t.accumulates > 0) fail("mma_done names " + name(t) + " while a product on it is in flight (" + what_is_missing(t) + ")");
+  if (t.accumulates > 0)
+    fail("mma_done names " + name(t) + " while a product on it is in flight (" + what_is_missing(t) + ")");
   t.unfinished = false;
   t.begun = 0;
 }
 
-// ---- shared tiles
+// Shared tiles.
 
 checker::tile_record& checker::record(const shared_id& t) {
   tile_record& r = tiles_[t.address];
@@ -233,19 +256,24 @@ void checker::check_readable(const shared_id& t, const region& part, const char*
   const vector_clock& clock = me().clock;
   const tile_record& tile = record(t);
   if (part.row < 0 || part.column < 0 || part.row + part.rows > t.rows || part.column + part.columns > t.columns)
-    fail(std::string(operation) + " reads rows " + std::to_string(part.row) + ".." + std::to_string(part.row + part.rows) + ", columns " +
-         std::to_string(part.column) + ".." + std::to_string(part.column + part.columns) + " of " + name(t) + ", which has no such part");
+    fail(std::string(operation) + " reads rows " + std::to_string(part.row) + ".." +
+         std::to_string(part.row + part.rows) + ", columns " + std::to_string(part.column) + ".." +
+         std::to_string(part.column + part.columns) + " of " + name(t) + ", which has no such part");
   const std::string what = std::string(operation) + " reads ";
   if (tile.released[run_.current]) fail(what + name(t) + ", which this warpgroup has released");
   for (int r = part.row; r < part.row + part.rows; r++) {
     const writer& w = tile.rows[r];
-    if (w.kind == writer::kind::nobody) fail(what + name(t) + ", which has never been filled (row " + std::to_string(r) + ")");
+    if (w.kind == writer::kind::nobody)
+      fail(what + name(t) + ", which has never been filled (row " + std::to_string(r) + ")");
     if (w.kind == writer::kind::copy) {
       const barrier_record& b = barriers_.at(w.barrier);
-      if (clock[b.clock_index] <= w.generation) fail(what + name(t) + " before its copy has completed: this warpgroup has not waited for " + b.name);
+      if (clock[b.clock_index] <= w.generation)
+        fail(what + name(t) + " before its copy has completed: this warpgroup has not waited for " + b.name);
     } else {
-      if (clock[w.warpgroup] < w.tick) fail(what + name(t) + ", which " + warpgroup(w.warpgroup) + " stores, without having met it since");
-      if (asynchronous && !w.published) fail(what + name(t) + ", which " + warpgroup(w.warpgroup) + " has stored and not published");
+      if (clock[w.warpgroup] < w.tick)
+        fail(what + name(t) + ", which " + warpgroup(w.warpgroup) + " stores, without having met it since");
+      if (asynchronous && !w.published)
+        fail(what + name(t) + ", which " + warpgroup(w.warpgroup) + " has stored and not published");
     }
   }
 }
@@ -256,12 +284,14 @@ void checker::check_writable(const shared_id& t, const region& part, const char*
   for (const reader& r : tile.readers) {
     if (!overlap(r.part, part)) continue;
     const std::string who = (r.is_send ? "a send of " : "a product of ") + warpgroup(r.warpgroup);
-    if (r.in_flight || clock[r.warpgroup] < r.tick) fail(std::string(operation) + " into " + name(t) + " while " + who + " may still read it");
+    if (r.in_flight || clock[r.warpgroup] < r.tick)
+      fail(std::string(operation) + " into " + name(t) + " while " + who + " may still read it");
   }
   for (int r = part.row; r < part.row + part.rows; r++) {
     const writer& w = tile.rows[r];
     if (w.kind == writer::kind::copy && clock[barriers_.at(w.barrier).clock_index] <= w.generation)
-      fail(std::string(operation) + " into " + name(t) + " while an earlier copy may still fill it: nobody it has met has waited for " +
+      fail(std::string(operation) + " into " + name(t) +
+           " while an earlier copy may still fill it: nobody it has met has waited for " +
            barriers_.at(w.barrier).name);
     if (w.kind == writer::kind::store && clock[w.warpgroup] < w.tick)
       fail(std::string(operation) + " into " + name(t) + " while " + warpgroup(w.warpgroup) + " may still store to it");
@@ -290,8 +320,8 @@ void checker::copy(const task& work, const shared_id& to, int bytes, barrier_sta
   me();
   barrier_record& b = record(full, "copy");
   if (bytes > b.promised)
-    fail("wrong transaction bytes: the copy of " + std::to_string(bytes) + " bytes into " + name(to) + " completes on " + b.name + ", which expects only " +
-         std::to_string(b.promised) + " more");
+    fail("wrong transaction bytes: the copy of " + std::to_string(bytes) + " bytes into " + name(to) +
+         " completes on " + b.name + ", which expects only " + std::to_string(b.promised) + " more");
   check_writable(to, whole(to), "copy");
   b.promised -= bytes;
   record(to).released.assign(fibers_.size(), false);
@@ -302,7 +332,8 @@ void checker::copy(const task& work, const shared_id& to, int bytes, barrier_sta
 
 void checker::store(const shared_id& to, const region& part) {
   check_writable(to, part, "store");
-  for (int r = part.row; r < part.row + part.rows; r++) record(to).rows[r] = {writer::kind::store, nullptr, 0, run_.current, tick(), false};
+  for (int r = part.row; r < part.row + part.rows; r++)
+    record(to).rows[r] = {writer::kind::store, nullptr, 0, run_.current, tick(), false};
 }
 
 void checker::read(const shared_id& t, const region& part, const char* operation) {
@@ -337,11 +368,14 @@ void checker::wait_sends(bool complete) {
   if (complete) f.sends.clear();
 }
 
-void checker::name_ring(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full, const barrier_state* empty) {
-  const bool known = std::any_of(rings_.begin(), rings_.end(), [&](const ring_record& r) { return r.first.address == first.address; });
+void checker::name_ring(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full,
+                        const barrier_state* empty) {
+  const bool known =
+      std::any_of(rings_.begin(), rings_.end(), [&](const ring_record& r) { return r.first.address == first.address; });
   if (!known) rings_.push_back({first, tile_bytes, stages});
-  const std::string ring = " of stage ", tiles = " of the ring of shared_tile<" + std::string(first.element) + ", " + std::to_string(first.rows) + ", " +
-                                                 std::to_string(first.columns) + ">" + offset(first.address);
+  const std::string ring = " of stage ", tiles = " of the ring of shared_tile<" + std::string(first.element) + ", " +
+                                                 std::to_string(first.rows) + ", " + std::to_string(first.columns) +
+                                                 ">" + offset(first.address);
   for (int i = 0; i < stages; i++) {
     const auto f = barriers_.find(&full[i]), e = barriers_.find(&empty[i]);
     if (f != barriers_.end()) f->second.name = "the full barrier" + ring + std::to_string(i) + tiles;
@@ -362,35 +396,41 @@ void checker::released(const shared_id& t, bool waited_for) {
   if (!waited_for) fail("release of " + name(t) + ", which this warpgroup has not waited for");
   for (const reader& r : record(t).readers)
     if (r.warpgroup == run_.current && r.in_flight)
-      fail("release of " + name(t) + " while this warpgroup's own " + (r.is_send ? "send" : "product") + " may still read it");
+      fail("release of " + name(t) + " while this warpgroup's own " + (r.is_send ? "send" : "product") +
+           " may still read it");
   record(t).released[run_.current] = true;
 }
 
 void checker::message_released(const void* mailbox, bool waited_for) {
   me();
-  if (!waited_for) fail("release of a message in the mailbox" + offset(mailbox) + ", which this warpgroup has not waited for");
+  if (!waited_for)
+    fail("release of a message in the mailbox" + offset(mailbox) + ", which this warpgroup has not waited for");
 }
 
-// ---- what the checked flavour calls
+// What the checked flavour calls.
 
 void poison(void* memory, int64_t bytes) { memset(memory, 0xff, bytes); }
 void register_created(register_state& t, const char* element, int columns) { active().created(t, element, columns); }
 void register_destroyed(register_state& t) { active().destroyed(t); }
 void register_used(register_state& t, const char* operation) { active().used(t, operation); }
 void product_begin(register_state& t) { active().begin(t); }
-void product_issue(const task& work, register_state& accumulator, register_state* left, const shared_operand* shared, int shared_count) {
+void product_issue(const task& work, register_state& accumulator, register_state* left, const shared_operand* shared,
+                   int shared_count) {
   active().issue(work, accumulator, left, shared, shared_count);
 }
 void product_commit() { active().commit(); }
 void product_wait(int groups) { active().wait_products(groups); }
 void product_done(register_state& t) { active().done(t); }
-void copy_issue(const task& work, const shared_id& to, int bytes, barrier_state& full) { active().copy(work, to, bytes, full); }
+void copy_issue(const task& work, const shared_id& to, int bytes, barrier_state& full) {
+  active().copy(work, to, bytes, full);
+}
 void store_issue(const shared_id& to, const region& part) { active().store(to, part); }
 void read_shared(const shared_id& t, const region& part, const char* operation) { active().read(t, part, operation); }
 void publish_stores() { active().publish(); }
 void send_issue(const task& work, const shared_id& from, const region& part) { active().send(work, from, part); }
 void send_wait(bool complete) { active().wait_sends(complete); }
-void ring_named(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full, const barrier_state* empty) {
+void ring_named(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full,
+                const barrier_state* empty) {
   active().name_ring(first, tile_bytes, stages, full, empty);
 }
 void mailbox_named(const void* mailbox, const barrier_state* full, const barrier_state* empty, int slots) {

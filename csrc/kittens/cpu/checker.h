@@ -11,8 +11,8 @@
 
 namespace kittens::runtime {
 
-// What a fiber knows of the others: their count of releases up to which everything has happened for it. Behind the fibers, the barriers: how
-// many of their phases are over, which is how a fiber knows that copies are complete.
+// What a fiber knows of the others: their count of releases up to which everything has happened for it. Behind the
+// fibers, the barriers: how many of their phases are over, which is how a fiber knows that copies are complete.
 class vector_clock {
  public:
   long operator[](size_t i) const { return i < counts_.size() ? counts_[i] : 0; }
@@ -27,7 +27,8 @@ class checker {
  public:
   checker(cta_run&, uint32_t seed);
 
-  // Scheduling: completes outstanding work or picks a fiber that can run, in an order drawn from the seed; -1 when there is neither.
+  // Scheduling: completes outstanding work or picks a fiber that can run, in an order drawn from the seed; -1 when
+  // there is neither.
   int pick();
   void fiber_ends();
   void cta_ends();
@@ -55,7 +56,8 @@ class checker {
   void destroyed(const register_state&);
   void used(register_state&, const char* operation);
   void begin(register_state&);
-  void issue(const task&, register_state& accumulator, register_state* left, const shared_operand* shared, int shared_count);
+  void issue(const task&, register_state& accumulator, register_state* left, const shared_operand* shared,
+             int shared_count);
   void commit();
   void wait_products(int groups);
   void done(register_state&);
@@ -67,7 +69,8 @@ class checker {
   void publish();
   void send(const task&, const shared_id& from, const region& part);
   void wait_sends(bool complete);
-  void name_ring(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full, const barrier_state* empty);
+  void name_ring(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full,
+                 const barrier_state* empty);
   void name_mailbox(const void* mailbox, const barrier_state* full, const barrier_state* empty, int slots);
   void message_released(const void* mailbox, bool waited_for);
   void released(const shared_id& tile, bool waited_for);
@@ -76,11 +79,11 @@ class checker {
   struct barrier_record {
     std::string name;
     size_t clock_index;
-    int owner;               // the warpgroup that initialised it
-    bool fenced = false;     // the owner has passed publish_barriers
+    int owner;            // the warpgroup that initialised it
+    bool fenced = false;  // the owner has passed publish_barriers
     long owner_tick;
-    long generation = 0;     // phases that are over
-    long promised = 0;       // bytes expected and not yet given to a copy
+    long generation = 0;  // phases that are over
+    long promised = 0;    // bytes expected and not yet given to a copy
     vector_clock arrived, released;
     std::map<int, long> last_waited;  // by warpgroup: the generation it waited for last
   };
@@ -132,8 +135,8 @@ class checker {
   };
   struct fiber_record {
     vector_clock clock;
-    int registers = 0;       // register tiles created
-    long waits = 1;          // mma_waits so far
+    int registers = 0;                 // register tiles created
+    long waits = 1;                    // mma_waits so far
     std::deque<product_group> groups;  // committed and in flight
     product_group open;
     std::deque<send_record> sends;
@@ -146,7 +149,7 @@ class checker {
   };
 
   fiber_record& me();
-  long tick();             // the current fiber's count of releases
+  long tick();  // the current fiber's count of releases
   void release_to(vector_clock&);
   barrier_record& record(const barrier_state&, const char* operation);
   tile_record& record(const shared_id&);

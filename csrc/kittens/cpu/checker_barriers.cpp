@@ -21,7 +21,8 @@ checker::barrier_record& checker::record(const barrier_state& b, const char* ope
   const auto found = barriers_.find(&b);
   if (found == barriers_.end()) fail(std::string(operation) + " on " + name(b) + " before its init");
   barrier_record& r = found->second;
-  if (!r.fenced || me().clock[r.owner] < r.owner_tick) fail(std::string(operation) + " on " + r.name + " before publish_barriers");
+  if (!r.fenced || me().clock[r.owner] < r.owner_tick)
+    fail(std::string(operation) + " on " + r.name + " before publish_barriers");
   return r;
 }
 
@@ -56,61 +57,68 @@ void checker::phase_complete(const barrier_state& b) {
   r.released.raise(r.clock_index, r.generation);
 }
 
-// A phase is known by its parity alone, so a warpgroup that does not wait for every phase in turn cannot tell which one it has waited for.
+// A phase is known by its parity alone, so a warpgroup that does not wait for every phase in turn cannot tell which one
+// it has waited for.
 long checker::wait_begins(const barrier_state& b, int phase) {
   barrier_record& r = record(b, "wait");
-  if (phase != 0 && phase != 1) fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + "; a phase is 0 or 1");
+  if (phase != 0 && phase != 1)
+    fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + "; a phase is 0 or 1");
   const long target = (r.generation & 1) == phase ? r.generation : r.generation - 1;
   const auto last = r.last_waited.find(run_.current);
   const long expected = last != r.last_waited.end() ? last->second + 1 : phase == 1 ? -1 : 0;
   if (target < expected)
-    fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + ", for the phase this warpgroup has waited for already; the next one is " +
-         std::to_string(1 - phase));
+    fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name +
+         ", for the phase this warpgroup has waited for already; the next one is " + std::to_string(1 - phase));
   if (target > expected)
-    fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + ", which has gone through " + phases(r.generation - std::max(expected, 0L)) +
-         " that this warpgroup has not waited for");
+    fail("wrong phase: wait(" + std::to_string(phase) + ") on " + r.name + ", which has gone through " +
+         phases(r.generation - std::max(expected, 0L)) + " that this warpgroup has not waited for");
   r.last_waited[run_.current] = target;
   return target;
 }
 
-bool checker::is_over(const barrier_state& b, long generation) const { return barriers_.at(&b).generation > generation; }
+bool checker::is_over(const barrier_state& b, long generation) const {
+  return barriers_.at(&b).generation > generation;
+}
 
 void checker::wait_ends(const barrier_state& b) {
   const barrier_record& r = barriers_.at(&b);
   me().clock.join(r.released);
-  std::erase_if(copies_, [&](const copy_record& c) { return c.full == &b && c.complete && c.generation < r.generation; });
+  std::erase_if(copies_,
+                [&](const copy_record& c) { return c.full == &b && c.complete && c.generation < r.generation; });
 }
 
 std::string checker::why_stuck(const barrier_state& b) const {
   if (b.pending != 0 || b.bytes == 0) return "";
-  return "wrong transaction bytes: " + name(b) + " expects " + std::to_string(b.bytes) + " bytes more than its copies deliver";
+  return "wrong transaction bytes: " + name(b) + " expects " + std::to_string(b.bytes) +
+         " bytes more than its copies deliver";
 }
 
 void checker::meeting_named(int id, int warpgroups) const {
   if (id < first_free_barrier || id >= named_barriers)
-    fail("named barrier " + std::to_string(id) + " is reserved: a kernel's are " + std::to_string(first_free_barrier) + " to " +
-         std::to_string(named_barriers - 1));
+    fail("named barrier " + std::to_string(id) + " is reserved: a kernel's are " + std::to_string(first_free_barrier) +
+         " to " + std::to_string(named_barriers - 1));
   if (warpgroups < 1 || warpgroups > static_cast<int>(run_.fibers.size()))
-    fail("named barrier " + std::to_string(id) + ": " + std::to_string(warpgroups) + " participants in a CTA of " + std::to_string(run_.fibers.size()) +
-         " warpgroups");
+    fail("named barrier " + std::to_string(id) + ": " + std::to_string(warpgroups) + " participants in a CTA of " +
+         std::to_string(run_.fibers.size()) + " warpgroups");
 }
 
 void checker::meeting_arrived(int id) { release_to(meetings_[id].arrived); }
 
-void checker::meeting_complete(int id) {
-  meetings_[id].released.join(meetings_[id].arrived);
-}
+void checker::meeting_complete(int id) { meetings_[id].released.join(meetings_[id].arrived); }
 
 void checker::meeting_left(int id) { me().clock.join(meetings_[id].released); }
 
 void checker::cta_ends() {
-  for (const copy_record& c : copies_) fail("the kernel ends while the copy into " + c.tile + " may be in flight: nobody has waited for " + name(*c.full));
+  for (const copy_record& c : copies_)
+    fail("the kernel ends while the copy into " + c.tile + " may be in flight: nobody has waited for " + name(*c.full));
   for (const auto& [address, r] : barriers_)
-    if (r.promised > 0) fail("wrong transaction bytes: the kernel ends while " + r.name + " expects " + std::to_string(r.promised) + " bytes that no copy delivers");
+    if (r.promised > 0)
+      fail("wrong transaction bytes: the kernel ends while " + r.name + " expects " + std::to_string(r.promised) +
+           " bytes that no copy delivers");
   for (int id = 0; id < named_barriers; id++)
     if (run_.meetings[id].arrived > 0)
-      fail("the kernel ends with " + std::to_string(run_.meetings[id].arrived) + " of " + std::to_string(run_.meetings[id].expected) +
-           " warpgroups at named barrier " + std::to_string(id));
+      fail("the kernel ends with " + std::to_string(run_.meetings[id].arrived) + " of " +
+           std::to_string(run_.meetings[id].expected) + " warpgroups at named barrier " + std::to_string(id));
 }
 
 }  // namespace kittens::runtime

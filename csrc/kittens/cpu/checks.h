@@ -1,8 +1,10 @@
-// What checker.cpp gives to the checked flavour: asynchronous work that completes late and in a seeded order, and the rules of the vocabulary.
+// What checker.cpp gives to the checked flavour: asynchronous work that completes late and in a seeded order, and the
+// rules of the vocabulary.
 //
-// Who may see what is decided by vector clocks, not by the order in which things happened to run: a fiber knows an event if a chain of arrivals and
-// waits leads from the event to the fiber. A tile may be read by those who know that it is full, and overwritten by those who know that its
-// readers are done. So a missing wait is found with every seed, also where the copy happened to be early.
+// Who may see what is decided by vector clocks, not by the order in which things happened to run: a fiber knows an
+// event if a chain of arrivals and waits leads from the event to the fiber. A tile may be read by those who know that
+// it is full, and overwritten by those who know that its readers are done. So a missing wait is found with every seed,
+// also where the copy happened to be early.
 #pragma once
 #include "runtime.h"
 
@@ -22,11 +24,11 @@ struct region {
 struct register_state {
   const char* element;
   int columns;
-  int warpgroup, number;     // the number-th of its warpgroup's register tiles, in the order of declaration
-  int accumulates = 0;       // products in flight that sum into it
-  int is_read = 0;           // products in flight whose left operand it is
-  bool unfinished = false;   // summed into and waited for, and not yet named by mma_done
-  int64_t begun = 0;         // the warpgroup's count of waits when mma_begin named it; 0: not named since its last other use
+  int warpgroup, number;    // the number-th of its warpgroup's register tiles, in the order of declaration
+  int accumulates = 0;      // products in flight that sum into it
+  int is_read = 0;          // products in flight whose left operand it is
+  bool unfinished = false;  // summed into and waited for, and not yet named by mma_done
+  int64_t begun = 0;  // the warpgroup's count of waits when mma_begin named it; 0: not named since its last other use
 };
 
 // Work to be done later. The function gets the payload.
@@ -46,19 +48,21 @@ struct shared_operand {
   region part;
 };
 void product_begin(register_state&);
-void product_issue(const task&, register_state& accumulator, register_state* left, const shared_operand* shared, int shared_count);
+void product_issue(const task&, register_state& accumulator, register_state* left, const shared_operand* shared,
+                   int shared_count);
 void product_commit();
 void product_wait(int groups);
 void product_done(register_state&);
 
 void copy_issue(const task&, const shared_id& to, int bytes, barrier_state& full);
-void store_issue(const shared_id& to, const region& part);  // before registers are stored
+void store_issue(const shared_id& to, const region& part);                 // before registers are stored
 void read_shared(const shared_id&, const region&, const char* operation);  // by ordinary instructions
 void publish_stores();
 void send_issue(const task&, const shared_id& from, const region& part);
 void send_wait(bool complete);
 
-void ring_named(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full, const barrier_state* empty);
+void ring_named(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full,
+                const barrier_state* empty);
 void mailbox_named(const void* mailbox, const barrier_state* full, const barrier_state* empty, int slots);
 void message_released(const void* mailbox, bool waited_for);
 void ring_released(const shared_id& tile, bool waited_for);

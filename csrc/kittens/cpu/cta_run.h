@@ -64,8 +64,8 @@ struct cta_run {
   cta_run(const kernel_entry&, const void* params, void* shared, int index, int count, uint32_t seed);
   ~cta_run();
 
-  void run();                 // throws fault
-  void wait(awaited);         // returns when what the current fiber waits for has happened
+  void run();          // throws fault
+  void wait(awaited);  // returns when what the current fiber waits for has happened
   bool is_ready(const fiber&) const;
   void meet(int id, int warpgroups, bool wait);
   [[noreturn]] void report_deadlock() const;
@@ -73,7 +73,7 @@ struct cta_run {
  private:
   static void prepare(fiber&, void* stack);
   void hand_over(int next);
-  int next_ready() const;     // the next fiber that can run after the current one, or -1
+  int next_ready() const;  // the next fiber that can run after the current one, or -1
   void body();
   static void start();
 };

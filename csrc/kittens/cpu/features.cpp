@@ -45,16 +45,20 @@ bool amx_is_permitted() {
 }
 
 bool detect(cpu_flavour flavour) {
-  constexpr uint32_t fma = 1u << 12, f16c = 1u << 29;                                    // leaf 1, ecx
+  constexpr uint32_t fma = 1u << 12, f16c = 1u << 29;                                     // leaf 1, ecx
   constexpr uint32_t avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // leaf 7, ebx: f, dq, bw, vl
-  constexpr uint32_t amx = 1u << 22 | 1u << 24;                                          // leaf 7, edx: bf16, tile
+  constexpr uint32_t amx = 1u << 22 | 1u << 24;                                           // leaf 7, edx: bf16, tile
   constexpr uint64_t avx_state = 0x6, avx512_state = 0xe6, amx_state = 0x60000;
   const uint64_t state = saved_state();
   switch (flavour) {
-    case cpu_flavour::generic: return true;
-    case cpu_flavour::avx2: return has(state, avx_state) && has(cpuid(1).c, fma | f16c) && has(cpuid(7).b, avx2);
-    case cpu_flavour::avx512: return detect(cpu_flavour::avx2) && has(state, avx512_state) && has(cpuid(7).b, avx512);
-    case cpu_flavour::amx: return detect(cpu_flavour::avx512) && has(state, amx_state) && has(cpuid(7).d, amx) && amx_is_permitted();
+    case cpu_flavour::generic:
+      return true;
+    case cpu_flavour::avx2:
+      return has(state, avx_state) && has(cpuid(1).c, fma | f16c) && has(cpuid(7).b, avx2);
+    case cpu_flavour::avx512:
+      return detect(cpu_flavour::avx2) && has(state, avx512_state) && has(cpuid(7).b, avx512);
+    case cpu_flavour::amx:
+      return detect(cpu_flavour::avx512) && has(state, amx_state) && has(cpuid(7).d, amx) && amx_is_permitted();
   }
   return false;
 }
@@ -78,7 +82,8 @@ bool is_compiled(cpu_flavour flavour) {
 }
 
 bool runs_here(cpu_flavour flavour) {
-  static const bool runs[cpu_flavours] = {detect(cpu_flavour::generic), detect(cpu_flavour::avx2), detect(cpu_flavour::avx512), detect(cpu_flavour::amx)};
+  static const bool runs[cpu_flavours] = {detect(cpu_flavour::generic), detect(cpu_flavour::avx2),
+                                          detect(cpu_flavour::avx512), detect(cpu_flavour::amx)};
   return runs[static_cast<int>(flavour)];
 }
 

@@ -8,7 +8,7 @@ inline constexpr int cpu_flavours = 4;
 
 const char* name(cpu_flavour);
 bool is_compiled(cpu_flavour);
-bool runs_here(cpu_flavour);       // compiled, and this processor and its system have what it needs
+bool runs_here(cpu_flavour);  // compiled, and this processor and its system have what it needs
 cpu_flavour fastest_cpu_flavour();
 
 }  // namespace kittens

@@ -9,16 +9,20 @@ inline namespace KITTENS_MACHINE {
 
 template <class Kernel> struct kernel_functions {
   static void body(const void* params, void* shared, int warpgroup, int index, int count) {
-    Kernel::run(*static_cast<const typename Kernel::params*>(params), *static_cast<typename Kernel::shared*>(shared), cta{warpgroup, index, count});
+    Kernel::run(*static_cast<const typename Kernel::params*>(params), *static_cast<typename Kernel::shared*>(shared),
+                cta{warpgroup, index, count});
   }
   static void construct(void* shared) { ::new (shared) typename Kernel::shared; }
 };
 
-// Runs Kernel::run(params, shared, cta) with Kernel::warpgroups warpgroups on `grid` CTAs. Returns null or an error text.
-template <class Kernel> KITTENS_INLINE const char* launch(const typename Kernel::params& params, int grid, const execution& execution) {
+// Runs Kernel::run(params, shared, cta) with Kernel::warpgroups warpgroups on `grid` CTAs. Returns null or an error
+// text.
+template <class Kernel>
+KITTENS_INLINE const char* launch(const typename Kernel::params& params, int grid, const execution& execution) {
   static_assert(Kernel::warpgroups >= 1 && Kernel::warpgroups <= 8, "launch: a CTA has 1 to 8 warpgroups");
   using functions = kernel_functions<Kernel>;
-  runtime::kernel_entry entry{&functions::body, &functions::construct, nullptr, nullptr, Kernel::warpgroups, sizeof(typename Kernel::shared), KITTENS_CHECKED};
+  runtime::kernel_entry entry{&functions::body,   &functions::construct,           nullptr,        nullptr,
+                              Kernel::warpgroups, sizeof(typename Kernel::shared), KITTENS_CHECKED};
 #if defined(__AMX_BF16__)
   entry.enter = &amx::enter;
   entry.leave = &amx::leave;

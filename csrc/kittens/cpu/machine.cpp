@@ -1,4 +1,5 @@
-// The part of the cpu machine that needs no instruction set: fibers and their scheduler, barriers, memory, the launch of a grid.
+// The part of the cpu machine that needs no instruction set: fibers and their scheduler, barriers, memory, the launch
+// of a grid.
 
 // Fortified longjmp refuses to jump to another stack, which is what a fiber does.
 #undef _FORTIFY_SOURCE
@@ -14,9 +15,11 @@
 namespace kittens::runtime {
 namespace {
 
-constexpr int64_t page = 4096, stack_bytes = int64_t(4) << 20;  // address space; what a kernel does not touch takes no memory
+constexpr int64_t page = 4096, stack_bytes = int64_t(4)
+                                             << 20;  // address space; what a kernel does not touch takes no memory
 
-// Memory of one thread that grows and is kept until the thread ends. A guard page below it turns an overflowing stack into a fault.
+// Memory of one thread that grows and is kept until the thread ends. A guard page below it turns an overflowing stack
+// into a fault.
 class arena {
  public:
   arena() = default;
@@ -27,8 +30,10 @@ class arena {
     if (bytes > size_) {
       drop();
       const int64_t size = (bytes + page - 1) / page * page;
-      void* memory = mmap(nullptr, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (memory == MAP_FAILED) throw fault("out of memory: the cpu machine needs " + std::to_string(size) + " bytes for a CTA");
+      void* memory =
+          mmap(nullptr, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (memory == MAP_FAILED)
+        throw fault("out of memory: the cpu machine needs " + std::to_string(size) + " bytes for a CTA");
       mprotect(memory, page, PROT_NONE);
       memory_ = static_cast<char*>(memory);
       size_ = size;
@@ -63,7 +68,8 @@ struct grid_run {
   std::string error;
   int64_t error_index = 0;
 
-  grid_run(const kernel_entry& entry, const void* params, int count, uint32_t seed) : entry(entry), params(params), count(count), seed(seed) {}
+  grid_run(const kernel_entry& entry, const void* params, int count, uint32_t seed)
+      : entry(entry), params(params), count(count), seed(seed) {}
 
   void run_cta(int64_t index) {
     if (failed) return;
@@ -162,9 +168,12 @@ bool cta_run::is_ready(const fiber& f) const {
   if (f.done) return false;
   switch (f.waits_for.what) {
     case awaited::what::phase:
-      return check ? check->is_over(*f.waits_for.barrier, f.waits_for.generation) : f.waits_for.barrier->phase != f.waits_for.phase;
-    case awaited::what::meeting: return meetings[f.waits_for.id].generation != f.waits_for.generation;
-    default: return true;
+      return check ? check->is_over(*f.waits_for.barrier, f.waits_for.generation)
+                   : f.waits_for.barrier->phase != f.waits_for.phase;
+    case awaited::what::meeting:
+      return meetings[f.waits_for.id].generation != f.waits_for.generation;
+    default:
+      return true;
   }
 }
 
@@ -175,8 +184,8 @@ int cta_run::next_ready() const {
   return -1;
 }
 
-// A fiber starts through its context and is resumed by longjmp: swapcontext saves the signal mask, and those two system calls are 0.7 us, once
-// the time of a row of keys. (QEMU's coroutines do the same.)
+// A fiber starts through its context and is resumed by longjmp: swapcontext saves the signal mask, and those two system
+// calls are 0.7 us, once the time of a row of keys. (QEMU's coroutines do the same.)
 void cta_run::hand_over(int next) {
   if (next == current) return;
   fiber &from = fibers[current], &to = fibers[next];
@@ -204,13 +213,14 @@ void cta_run::report_deadlock() const {
       text += who + " has ended; ";
     } else if (w.what == awaited::what::phase) {
       const barrier_state& b = *w.barrier;
-      text += who + " waits for phase " + std::to_string(w.phase) + " of " + (check ? check->name(b) : "a barrier") + " (" +
-              std::to_string(b.pending) + " of " + std::to_string(b.count) + " arrivals and " + std::to_string(b.bytes) + " bytes missing); ";
+      text += who + " waits for phase " + std::to_string(w.phase) + " of " + (check ? check->name(b) : "a barrier") +
+              " (" + std::to_string(b.pending) + " of " + std::to_string(b.count) + " arrivals and " +
+              std::to_string(b.bytes) + " bytes missing); ";
       if (check && rule.empty()) rule = check->why_stuck(b);
     } else if (w.what == awaited::what::meeting) {
       const meeting& m = meetings[w.id];
-      text += who + " waits at named barrier " + std::to_string(w.id) + " (" + std::to_string(m.arrived) + " of " + std::to_string(m.expected) +
-              " warpgroups are there); ";
+      text += who + " waits at named barrier " + std::to_string(w.id) + " (" + std::to_string(m.arrived) + " of " +
+              std::to_string(m.expected) + " warpgroups are there); ";
     }
   }
   text.resize(text.size() - 2);
@@ -219,10 +229,12 @@ void cta_run::report_deadlock() const {
 
 void cta_run::meet(int id, int warpgroups, bool wait_too) {
   meeting& m = meetings[id];
-  // Checked, a barrier's number is the same at every call: whoever arrives first must not decide whether the kernel is right.
+  // Checked, a barrier's number is the same at every call: whoever arrives first must not decide whether the kernel is
+  // right.
   if ((m.arrived > 0 || (check && m.expected > 0)) && m.expected != warpgroups)
-    fail("named barrier " + std::to_string(id) + ": inconsistent participants, warpgroup " + std::to_string(current) + " names " +
-         std::to_string(warpgroups) + " warpgroups, warpgroup " + std::to_string(m.last_to_arrive) + " named " + std::to_string(m.expected));
+    fail("named barrier " + std::to_string(id) + ": inconsistent participants, warpgroup " + std::to_string(current) +
+         " names " + std::to_string(warpgroups) + " warpgroups, warpgroup " + std::to_string(m.last_to_arrive) +
+         " named " + std::to_string(m.expected));
   const long generation = m.generation;
   m.expected = warpgroups;
   m.last_to_arrive = current;
@@ -250,7 +262,8 @@ void arrive(barrier_state& b) {
   checker* check = cta_run::now->check.get();
   if (check) check->arriving(b);
   if (b.pending == 0)
-    fail((check ? check->name(b) : std::string("a barrier")) + ": more arrivals than its count of " + std::to_string(b.count));
+    fail((check ? check->name(b) : std::string("a barrier")) + ": more arrivals than its count of " +
+         std::to_string(b.count));
   b.pending--;
   turn_if_complete(b);
 }

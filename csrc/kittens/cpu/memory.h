@@ -15,8 +15,10 @@ template <class Tile> struct tile_map {
 
   // The box at `where`: of its rows and columns only those inside the tensor exist.
   matrix_view<element> box(place where) const {
-    const bool exists = where.batch >= 0 && where.batch < tensor.size[0] && where.head >= 0 && where.head < tensor.size[1];
-    const int64_t origin = where.batch * tensor.stride[0] + where.head * tensor.stride[1] + where.row * tensor.stride[2] + where.column * tensor.stride[3];
+    const bool exists =
+        where.batch >= 0 && where.batch < tensor.size[0] && where.head >= 0 && where.head < tensor.size[1];
+    const int64_t origin = where.batch * tensor.stride[0] + where.head * tensor.stride[1] +
+                           where.row * tensor.stride[2] + where.column * tensor.stride[3];
     return {static_cast<const element*>(tensor.data) + origin,
             tensor.stride[2],
             tensor.stride[3],
@@ -41,8 +43,9 @@ template <class Tile> KITTENS_INLINE const char* make_tile_map(tile_map<Tile>& m
 }
 
 // Fills the tile from `where` on; what lies outside the tensor becomes zero. Completes on `full`.
-template <class T, int R, int C>
-KITTENS_INLINE void copy(shared_tile<T, R, C>& tile, const tile_map<shared_tile<T, R, C>>& map, place where, barrier& full) {
+template <class T, int R, int C> KITTENS_INLINE void copy(shared_tile<T, R, C>& tile,
+                                                          const tile_map<shared_tile<T, R, C>>& map, place where,
+                                                          barrier& full) {
   const matrix_view<T> box = map.box(where);
 #if KITTENS_CHECKED
   runtime::copy_issue(make_task([&tile, box] { copy_rows(tile.data, box, R, C); }), tile.id(), tile.bytes, full.state);
@@ -63,7 +66,8 @@ template <class T, int N> KITTENS_INLINE void copy(shared_vector<T, N>& vector, 
 }
 
 // Registers to 64 rows of a shared tile.
-template <class T, int R, int C> KITTENS_INLINE void store(shared_rows<shared_tile<T, R, C>> to, const register_tile<T, C>& t) {
+template <class T, int R, int C>
+KITTENS_INLINE void store(shared_rows<shared_tile<T, R, C>> to, const register_tile<T, C>& t) {
   use(t, "store");
 #if KITTENS_CHECKED
   runtime::store_issue(to.tile.id(), {to.first, warpgroup_rows, 0, C});
@@ -81,17 +85,20 @@ KITTENS_INLINE void publish(named_barrier where) {
   where.sync();
 }
 
-// 64 published rows to global memory; what lies outside the tensor is clipped. The source may be reused after store_wait_read().
-template <class T, int R, int C>
-KITTENS_INLINE void send(const tile_map<shared_tile<T, warpgroup_rows, C>>& map, shared_rows<shared_tile<T, R, C>> from, place where) {
+// 64 published rows to global memory; what lies outside the tensor is clipped. The source may be reused after
+// store_wait_read().
+template <class T, int R, int C> KITTENS_INLINE void send(const tile_map<shared_tile<T, warpgroup_rows, C>>& map,
+                                                          shared_rows<shared_tile<T, R, C>> from, place where) {
   const matrix_view<T> box = map.box(where);
   const auto move = [box, data = from.tile.data + from.first * C] {
     T* base = const_cast<T*>(box.base);
     for (int r = box.row_begin; r < box.row_end; r++) {
       T* out = base + r * box.row_stride;
       const T* in = data + r * C;
-      if (box.column_stride == 1) simd::convert_elements(out + box.column_begin, in + box.column_begin, box.column_end - box.column_begin);
-      else for (int c = box.column_begin; c < box.column_end; c++) out[c * box.column_stride] = in[c];
+      if (box.column_stride == 1)
+        simd::convert_elements(out + box.column_begin, in + box.column_begin, box.column_end - box.column_begin);
+      else
+        for (int c = box.column_begin; c < box.column_end; c++) out[c * box.column_stride] = in[c];
     }
   };
 #if KITTENS_CHECKED
@@ -115,9 +122,9 @@ KITTENS_INLINE void store_wait_all() {
 #endif
 }
 
-template <class T, int R, int C>
-KITTENS_INLINE void store_async(const tile_map<shared_tile<T, warpgroup_rows, C>>& map, shared_rows<shared_tile<T, R, C>> through,
-                                const register_tile<T, C>& t, place where) {
+template <class T, int R, int C> KITTENS_INLINE void store_async(const tile_map<shared_tile<T, warpgroup_rows, C>>& map,
+                                                                 shared_rows<shared_tile<T, R, C>> through,
+                                                                 const register_tile<T, C>& t, place where) {
   store_wait_read();
   store(through, t);
 #if KITTENS_CHECKED

@@ -15,7 +15,8 @@ template <class F> KITTENS_INLINE runtime::task make_task(F f) {
 }
 #endif
 
-// The operands of a product: the left one as rows in memory, the right one as a panel. `reads()` says of which shared tile it takes what.
+// The operands of a product: the left one as rows in memory, the right one as a panel. `reads()` says of which shared
+// tile it takes what.
 namespace operands {
 
 template <class T, int K> struct left_registers {
@@ -65,13 +66,23 @@ template <class Tile> struct right_columns {
 };
 
 template <class T, int K> KITTENS_INLINE left_registers<T, K> left(const register_tile<T, K>& a) { return {&a}; }
-template <class Tile> KITTENS_INLINE left_rows<std::remove_const_t<Tile>> left(shared_rows<Tile> a) { return {&a.tile, a.first}; }
-template <class Tile> KITTENS_INLINE left_columns<std::remove_const_t<Tile>> left(shared_columns<Tile> a) { return {&a.tile, a.first}; }
+template <class Tile> KITTENS_INLINE left_rows<std::remove_const_t<Tile>> left(shared_rows<Tile> a) {
+  return {&a.tile, a.first};
+}
+template <class Tile> KITTENS_INLINE left_columns<std::remove_const_t<Tile>> left(shared_columns<Tile> a) {
+  return {&a.tile, a.first};
+}
 
-template <int N, class T, int K> KITTENS_INLINE right_rows<shared_tile<T, K, N>, N> right(const shared_tile<T, K, N>& b) { return {&b, 0}; }
-template <int N, class Tile> KITTENS_INLINE right_rows<std::remove_const_t<Tile>, N> right(shared_columns<Tile> b) { return {&b.tile, b.first}; }
+template <int N, class T, int K>
+KITTENS_INLINE right_rows<shared_tile<T, K, N>, N> right(const shared_tile<T, K, N>& b) {
+  return {&b, 0};
+}
+template <int N, class Tile> KITTENS_INLINE right_rows<std::remove_const_t<Tile>, N> right(shared_columns<Tile> b) {
+  return {&b.tile, b.first};
+}
 
-template <class W, class Real> KITTENS_INLINE void multiply(Real* d, left_operand<W> a, const W* panel, int n, int k, bool accumulate) {
+template <class W, class Real>
+KITTENS_INLINE void multiply(Real* d, left_operand<W> a, const W* panel, int n, int k, bool accumulate) {
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<W, bf16>) {
     if (a.column != 1) {  // columns of a shared tile: AMX takes rows only
@@ -86,11 +97,16 @@ template <class W, class Real> KITTENS_INLINE void multiply(Real* d, left_operan
   if constexpr (std::is_same_v<W, Real>) simd::multiply<W>(d, a, panel, n, k, accumulate);
 }
 
-template <class Real, int N, class Left, class Right> KITTENS_INLINE void product(register_tile<Real, N>& d, Left left, Right right, bool accumulate) {
-  static_assert(std::is_same_v<typename Left::element, typename Right::element>, "product: the operands must have the same element type");
-  static_assert(std::is_same_v<Real, accumulator<typename Left::element>>, "product: D must be of the operands' accumulator type");
+template <class Real, int N, class Left, class Right>
+KITTENS_INLINE void product(register_tile<Real, N>& d, Left left, Right right, bool accumulate) {
+  static_assert(std::is_same_v<typename Left::element, typename Right::element>,
+                "product: the operands must have the same element type");
+  static_assert(std::is_same_v<Real, accumulator<typename Left::element>>,
+                "product: D must be of the operands' accumulator type");
   static_assert(Left::k == Right::k, "product: the operands do not agree in the dimension that is summed over");
-  const auto run = [out = d.d, left, right, accumulate] { multiply(out, left.operand(), right.panel(), N, Left::k, accumulate); };
+  const auto run = [out = d.d, left, right, accumulate] {
+    multiply(out, left.operand(), right.panel(), N, Left::k, accumulate);
+  };
 #if KITTENS_CHECKED
   if constexpr (requires { left.reads(); }) {
     const runtime::shared_operand shared[] = {left.reads(), right.reads()};
@@ -112,7 +128,8 @@ KITTENS_INLINE void mma_ABt(register_tile<Real, N>& d, const A& a, const shared_
   operands::product(d, operands::left(a), operands::right_columns<shared_tile<T, N, K>>{&b}, accumulate);
 }
 // D = or += A B. A as above; B: K x N, or columns_of a wider tile.
-template <class Real, int N, class A, class B> KITTENS_INLINE void mma_AB(register_tile<Real, N>& d, const A& a, const B& b, bool accumulate) {
+template <class Real, int N, class A, class B>
+KITTENS_INLINE void mma_AB(register_tile<Real, N>& d, const A& a, const B& b, bool accumulate) {
   operands::product(d, operands::left(a), operands::right<N>(b), accumulate);
 }
 // D = or += A^T B. A: 64 columns_of a shared tile (K rows); B as above.

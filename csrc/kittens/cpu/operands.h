@@ -1,7 +1,7 @@
 // A shared tile as an operand of a product: its rows, or its panel, in memory.
 //
-// The fast flavour brings the tile from where its copy comes from into the order asked for, once, and keeps that. The checked flavour reads
-// nothing but the tile's own memory, which holds NaN until the copy has completed.
+// The fast flavour brings the tile from where its copy comes from into the order asked for, once, and keeps that. The
+// checked flavour reads nothing but the tile's own memory, which holds NaN until the copy has completed.
 #pragma once
 #include "amx.h"
 #include "panels.h"
@@ -21,16 +21,19 @@ template <class T> constexpr int64_t panel_elements(int columns, int rows) {
 template <int K, int N, class T> KITTENS_INLINE void pack_by_rows(operand_type<T>* panel, const matrix_view<T>& view) {
 #if defined(__AMX_BF16__)
   if constexpr (on_amx<T>) {
-    static_assert(K % 32 == 0, "AMX: products of bf16 sum over multiples of 32, so block_n and head_dim must be multiples of 32");
+    static_assert(K % 32 == 0,
+                  "AMX: products of bf16 sum over multiples of 32, so block_n and head_dim must be multiples of 32");
     return amx::pack_by_rows<K, N>(panel, view);
   }
 #endif
   if constexpr (!on_amx<T>) simd::pack_by_rows<K, N, operand_type<T>>(panel, view);
 }
-template <int N, int K, class T> KITTENS_INLINE void pack_by_columns(operand_type<T>* panel, const matrix_view<T>& view) {
+template <int N, int K, class T>
+KITTENS_INLINE void pack_by_columns(operand_type<T>* panel, const matrix_view<T>& view) {
 #if defined(__AMX_BF16__)
   if constexpr (on_amx<T>) {
-    static_assert(K % 32 == 0, "AMX: products of bf16 sum over multiples of 32, so block_n and head_dim must be multiples of 32");
+    static_assert(K % 32 == 0,
+                  "AMX: products of bf16 sum over multiples of 32, so block_n and head_dim must be multiples of 32");
     return amx::pack_by_columns<N, K>(panel, view);
   }
 #endif
@@ -91,7 +94,8 @@ template <class T, int R, int C> KITTENS_INLINE const operand_type<T>* rows(cons
 }
 
 // `N` columns of a K x C tile, from column `first` on, as a panel.
-template <int N, class T, int K, int C> KITTENS_INLINE const operand_type<T>* panel_by_rows(const shared_tile<T, K, C>& tile, int first) {
+template <int N, class T, int K, int C>
+KITTENS_INLINE const operand_type<T>* panel_by_rows(const shared_tile<T, K, C>& tile, int first) {
   using W = operand_type<T>;
 #if KITTENS_CHECKED
   matrix_view<T> view{tile.data, C, 1, 0, K, 0, C};
@@ -113,7 +117,8 @@ template <int N, class T, int K, int C> KITTENS_INLINE const operand_type<T>* pa
 }
 
 // An N x K tile, transposed, as a panel.
-template <class T, int N, int K> KITTENS_INLINE const operand_type<T>* panel_by_columns(const shared_tile<T, N, K>& tile) {
+template <class T, int N, int K>
+KITTENS_INLINE const operand_type<T>* panel_by_columns(const shared_tile<T, N, K>& tile) {
 #if KITTENS_CHECKED
   using W = operand_type<T>;
   W* panel = static_cast<W*>(runtime::scratch(runtime::scratch_slot::right, sizeof(W) * panel_elements<T>(N, K)));

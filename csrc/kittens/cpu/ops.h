@@ -9,12 +9,16 @@ inline namespace KITTENS_MACHINE {
 // Registers <-> values: a 16-bit register tile is either widened already or, on AMX, still 16 bits wide.
 namespace registers {
 template <class T> KITTENS_ALWAYS_INLINE accumulator<T> get(const register_element<T>& x) {
-  if constexpr (std::is_same_v<register_element<T>, accumulator<T>>) return x;
-  else return float_of_bits(static_cast<uint32_t>(x.bits) << 16);
+  if constexpr (std::is_same_v<register_element<T>, accumulator<T>>)
+    return x;
+  else
+    return float_of_bits(static_cast<uint32_t>(x.bits) << 16);
 }
 template <class T, class W> KITTENS_ALWAYS_INLINE void put(register_element<T>* out, simd::vector<W> x) {
-  if constexpr (std::is_same_v<register_element<T>, W>) simd::store(out, simd::round_to(x, T{}));
-  else simd::store(out, x);
+  if constexpr (std::is_same_v<register_element<T>, W>)
+    simd::store(out, simd::round_to(x, T{}));
+  else
+    simd::store(out, x);
 }
 template <class T, class W> KITTENS_ALWAYS_INLINE void put_weight(register_element<T>* out, simd::vector<W> x) {
   if constexpr (!std::is_same_v<T, bf16>) {
@@ -51,32 +55,38 @@ template <class T, int C, class F> KITTENS_INLINE void map(register_tile<T, C>& 
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c++) {
       const accumulator<T> x = registers::get<T>(t.d[r * C + c]);
-      if constexpr (std::is_invocable_v<F, int, int, accumulator<T>>) registers::put_one<T>(t.d[r * C + c], f(r, c, x));
-      else registers::put_one<T>(t.d[r * C + c], f(x));
+      if constexpr (std::is_invocable_v<F, int, int, accumulator<T>>)
+        registers::put_one<T>(t.d[r * C + c], f(r, c, x));
+      else
+        registers::put_one<T>(t.d[r * C + c], f(x));
     }
 }
 template <class T, class U, class F> KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, F f) {
   for (int r = 0; r < warpgroup_rows; r++) out.d[r] = f(a.d[r]);
 }
-template <class T, class U, class V, class F> KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, const row_vector<V>& b, F f) {
+template <class T, class U, class V, class F>
+KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, const row_vector<V>& b, F f) {
   for (int r = 0; r < warpgroup_rows; r++) out.d[r] = f(a.d[r], b.d[r]);
 }
 
 // t = f(t, v of the row)
-template <class T, int C, class U, class F> KITTENS_INLINE void map_rows(register_tile<T, C>& t, const row_vector<U>& v, F f) {
+template <class T, int C, class U, class F>
+KITTENS_INLINE void map_rows(register_tile<T, C>& t, const row_vector<U>& v, F f) {
   use(t, "map_rows");
   for (int r = 0; r < warpgroup_rows; r++) {
     const U y = v.d[r];
     for (int c = 0; c < C; c++) registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), y));
   }
 }
-template <class U, int C> KITTENS_ALWAYS_INLINE void use([[maybe_unused]] const shared_vector<U, C>& v, [[maybe_unused]] const char* operation) {
+template <class U, int C>
+KITTENS_ALWAYS_INLINE void use([[maybe_unused]] const shared_vector<U, C>& v, [[maybe_unused]] const char* operation) {
 #if KITTENS_CHECKED
   runtime::read_shared(v.id(), {0, 1, 0, C}, operation);
 #endif
 }
 // t = f(t, v of the column)
-template <class T, int C, class U, class F> KITTENS_INLINE void map_columns(register_tile<T, C>& t, const shared_vector<U, C>& v, F f) {
+template <class T, int C, class U, class F>
+KITTENS_INLINE void map_columns(register_tile<T, C>& t, const shared_vector<U, C>& v, F f) {
   use(t, "map_columns");
   use(v, "map_columns");
   for (int r = 0; r < warpgroup_rows; r++)
@@ -84,13 +94,15 @@ template <class T, int C, class U, class F> KITTENS_INLINE void map_columns(regi
 }
 // t = f(t, u, v of the column)
 template <class T, class S, int C, class U, class F>
-KITTENS_INLINE void map_columns(register_tile<T, C>& t, const register_tile<S, C>& u, const shared_vector<U, C>& v, F f) {
+KITTENS_INLINE void map_columns(register_tile<T, C>& t, const register_tile<S, C>& u, const shared_vector<U, C>& v,
+                                F f) {
   use(t, "map_columns");
   use(u, "map_columns");
   use(v, "map_columns");
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c++)
-      registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), registers::get<S>(u.d[r * C + c]), v.data[c]));
+      registers::put_one<T>(t.d[r * C + c],
+                            f(registers::get<T>(t.d[r * C + c]), registers::get<S>(u.d[r * C + c]), v.data[c]));
 }
 
 // v = max(v, the rows' maxima). Four vectors side by side hide the latency.
@@ -133,11 +145,15 @@ template <class T> KITTENS_INLINE void row_sum_finish(row_vector<T>&) {}
 
 // weights = exp2(t * scale - shift of the row), rounded to their type; sums = the sums of the rows before rounding
 template <class T, class Real, int C>
-KITTENS_NO_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
-                              std::type_identity_t<Real> scale, row_vector<Real>& sums) {
+KITTENS_NO_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<Real, C>& t,
+                                 const row_vector<Real>& shift, std::type_identity_t<Real> scale,
+                                 row_vector<Real>& sums) {
   use(weights, "exp2_into");
   use(t, "exp2_into");
-  constexpr int n = simd::lanes<Real>, vectors = C / n, at_once = vectors % 4 == 0 ? 4 : vectors % 2 == 0 && vectors > 0 ? 2 : 1;
+  constexpr int n = simd::lanes<Real>, vectors = C / n,
+                at_once = vectors % 4 == 0                  ? 4
+                          : vectors % 2 == 0 && vectors > 0 ? 2
+                                                            : 1;
   for (int r = 0; r < warpgroup_rows; r++) {
     const Real* x = t.d + r * C;
     register_element<T>* out = weights.d + r * C;

@@ -5,7 +5,8 @@
 namespace kittens {
 inline namespace KITTENS_MACHINE {
 
-// A matrix somewhere in memory, of which only the elements of [row_begin, row_end) x [column_begin, column_end) exist; the others are zero.
+// A matrix somewhere in memory, of which only the elements of [row_begin, row_end) x [column_begin, column_end) exist;
+// the others are zero.
 template <class T> struct matrix_view {
   const T* base;  // element (0, 0), whether it exists or not
   int64_t row_stride, column_stride;
@@ -18,7 +19,8 @@ template <class T> struct matrix_view {
 };
 
 // out[c] = view(row, c) for c < columns
-template <class Out, class T> KITTENS_NO_INLINE void copy_row(Out* out, const matrix_view<T>& view, int row, int columns) {
+template <class Out, class T>
+KITTENS_NO_INLINE void copy_row(Out* out, const matrix_view<T>& view, int row, int columns) {
   int begin = 0, end = 0;
   if (view.row_exists(row)) {
     begin = view.column_begin < columns ? view.column_begin : columns;
@@ -35,7 +37,8 @@ template <class Out, class T> KITTENS_NO_INLINE void copy_row(Out* out, const ma
   for (int c = end; c < columns; c++) out[c] = Out{};
 }
 
-template <class Out, class T> KITTENS_NO_INLINE void copy_rows(Out* out, const matrix_view<T>& view, int rows, int columns) {
+template <class Out, class T>
+KITTENS_NO_INLINE void copy_rows(Out* out, const matrix_view<T>& view, int rows, int columns) {
   for (int r = 0; r < rows; r++) copy_row(out + static_cast<int64_t>(r) * columns, view, r, columns);
 }
 
@@ -51,13 +54,15 @@ template <int K, int N, class W, class T> KITTENS_NO_INLINE void pack_by_rows(W*
     if (!direct) copy_row(line, view, k, N);
     const T* in = view.base + k * view.row_stride;
     for (int g = 0; g < groups; g++, out += static_cast<int64_t>(K) * group<W>)
-      for (int c = 0; c < group<W>; c += lanes<W>) store(out + c, direct ? load(in + g * group<W> + c) : load(line + g * group<W> + c));
+      for (int c = 0; c < group<W>; c += lanes<W>)
+        store(out + c, direct ? load(in + g * group<W> + c) : load(line + g * group<W> + c));
   }
 }
 
 // The panel of the transpose of an `N` x `K` matrix.
 template <int N, int K, class W, class T> KITTENS_NO_INLINE void pack_by_columns(W* panel, const matrix_view<T>& view) {
-  constexpr int n_padded = (N + group<W> - 1) / group<W> * group<W>, k_padded = (K + lanes<W> - 1) / lanes<W> * lanes<W>;
+  constexpr int n_padded = (N + group<W> - 1) / group<W> * group<W>,
+                k_padded = (K + lanes<W> - 1) / lanes<W> * lanes<W>;
   W lines[lanes<W>][k_padded];
   for (int n = 0; n < n_padded; n += lanes<W>) {
     bool direct = K % lanes<W> == 0 && n + lanes<W> <= N;
@@ -71,7 +76,8 @@ template <int N, int K, class W, class T> KITTENS_NO_INLINE void pack_by_columns
     for (int k = 0; k < K; k += lanes<W>) {
       vector<W> block[lanes<W>];
 #pragma GCC unroll 16
-      for (int i = 0; i < lanes<W>; i++) block[i] = direct ? load(view.base + (n + i) * view.row_stride + k) : load(lines[i] + k);
+      for (int i = 0; i < lanes<W>; i++)
+        block[i] = direct ? load(view.base + (n + i) * view.row_stride + k) : load(lines[i] + k);
       transpose<W>(block);
 #pragma GCC unroll 16
       for (int i = 0; i < lanes<W>; i++)

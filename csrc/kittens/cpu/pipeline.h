@@ -1,4 +1,5 @@
-// Rings of shared tiles between one producer and consumer warpgroups, and the mailbox that carries small structs the same way.
+// Rings of shared tiles between one producer and consumer warpgroups, and the mailbox that carries small structs the
+// same way.
 #pragma once
 #include "memory.h"
 
@@ -27,7 +28,8 @@ template <int Stages> struct ring_position {
   }
 };
 
-template <class Tile, int Stages> KITTENS_INLINE void name_ring([[maybe_unused]] Tile (&tiles)[Stages], [[maybe_unused]] ring_flags<Stages>& flags) {
+template <class Tile, int Stages>
+KITTENS_INLINE void name_ring([[maybe_unused]] Tile (&tiles)[Stages], [[maybe_unused]] ring_flags<Stages>& flags) {
 #if KITTENS_CHECKED
   runtime::ring_named(tiles[0].id(), sizeof(Tile), Stages, &flags.full[0].state, &flags.empty[0].state);
 #endif
@@ -46,7 +48,8 @@ template <class Tile, int Stages> struct producer {
     copy(tiles[at.stage], map, where, flags.full[at.stage]);
     at.advance();
   }
-  template <class T, int N> void load(const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages], const T* source) {
+  template <class T, int N>
+  void load(const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages], const T* source) {
     flags.empty[at.stage].wait(at.phase);
     flags.full[at.stage].expect(Tile::bytes + shared_vector<T, N>::bytes);
     copy(tiles[at.stage], map, where, flags.full[at.stage]);

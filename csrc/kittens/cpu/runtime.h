@@ -1,7 +1,9 @@
-// What machine.cpp gives to every flavour of the cpu machine: fibers that are warpgroups, barriers, memory, and the launch of a grid.
+// What machine.cpp gives to every flavour of the cpu machine: fibers that are warpgroups, barriers, memory, and the
+// launch of a grid.
 //
-// A CTA runs on one thread. Each of its warpgroups is a fiber that runs the kernel's function; a fiber that must wait hands the thread to one that
-// need not. Nothing here depends on an instruction set, and nothing is inline: see KITTENS_ALWAYS_INLINE in elements.h.
+// A CTA runs on one thread. Each of its warpgroups is a fiber that runs the kernel's function; a fiber that must wait
+// hands the thread to one that need not. Nothing here depends on an instruction set, and nothing is inline: see
+// KITTENS_ALWAYS_INLINE in elements.h.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// SIMD vectors of the translation unit's instruction set, through the compiler's vector extensions: one code for SSE2, AVX2, AVX-512 and Neon.
-// Only the conversions of float16 have instructions of their own.
+// SIMD vectors of the translation unit's instruction set, through the compiler's vector extensions: one code for SSE2,
+// AVX2, AVX-512 and Neon. Only the conversions of float16 have instructions of their own.
 #pragma once
 #include <utility>
 #if defined(__F16C__) || defined(__AVX512F__)
@@ -66,7 +66,8 @@ KITTENS_ALWAYS_INLINE vector_uint32 rounded_bits(vector_float x, bf16) {
   return ((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : rounded) & 0xffff0000;
 }
 
-// The same for a weight: positive, and if it is NaN, its lower half is clear, because it comes from 16-bit elements or an operation made it.
+// The same for a weight: positive, and if it is NaN, its lower half is clear, because it comes from 16-bit elements or
+// an operation made it.
 KITTENS_ALWAYS_INLINE vector_uint32 rounded_weight_bits(vector_float x) {
   const vector_uint32 bits = (vector_uint32)x;
   return (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
@@ -74,7 +75,9 @@ KITTENS_ALWAYS_INLINE vector_uint32 rounded_weight_bits(vector_float x) {
 
 #if defined(__AVX512F__)
 // The masked forms with every lane on: GCC 12 warns that the plain ones read an uninitialised vector.
-KITTENS_ALWAYS_INLINE vector_float widen(vector_uint16 x, fp16) { return (vector_float)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x); }
+KITTENS_ALWAYS_INLINE vector_float widen(vector_uint16 x, fp16) {
+  return (vector_float)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x);
+}
 KITTENS_ALWAYS_INLINE vector_uint16 narrow(vector_float x, fp16) {
   return (vector_uint16)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -86,7 +89,8 @@ KITTENS_ALWAYS_INLINE vector_uint16 narrow(vector_float x, fp16) {
 }
 KITTENS_ALWAYS_INLINE vector_float round_to(vector_float x, fp16) { return widen(narrow(x, fp16{}), fp16{}); }
 #else
-// A float16's exponent and mantissa, moved into a float's place, are too small by 2^112; multiplying makes subnormals right as well.
+// A float16's exponent and mantissa, moved into a float's place, are too small by 2^112; multiplying makes subnormals
+// right as well.
 KITTENS_ALWAYS_INLINE vector_float widen(vector_uint16 x, fp16) {
   const vector_uint32 bits = __builtin_convertvector(x, vector_uint32), magnitude = (bits & 0x7fff) << 13;
   const vector_uint32 finite = (vector_uint32)((vector_float)magnitude * 0x1p112f);
@@ -99,7 +103,9 @@ KITTENS_ALWAYS_INLINE vector_float round_to(vector_float x, fp16) {
   const vector_uint32 subnormal = (vector_uint32)((vector_float)magnitude + 0.5f - 0.5f);
   const vector_uint32 finite = magnitude < 0x38800000 ? subnormal : normal;
   const vector_uint32 infinite = 0x7f800000 - vector_uint32{};
-  const vector_uint32 rounded = magnitude > 0x7f800000 ? magnitude | 0x400000 : magnitude >= 0x477ff000 ? infinite : finite;
+  const vector_uint32 rounded = magnitude > 0x7f800000    ? magnitude | 0x400000
+                                : magnitude >= 0x477ff000 ? infinite
+                                                          : finite;
   return (vector_float)(rounded | (bits & 0x80000000));
 }
 KITTENS_ALWAYS_INLINE vector_uint16 narrow(vector_float x, fp16) {
@@ -152,7 +158,8 @@ template <class Out, class In> KITTENS_ALWAYS_INLINE void convert_elements(Out* 
 }
 
 // Lanes of two vectors taken in turn, from their lower or their upper half.
-template <bool upper, class V, int... I> KITTENS_ALWAYS_INLINE V interleave(V a, V b, std::integer_sequence<int, I...>) {
+template <bool upper, class V, int... I>
+KITTENS_ALWAYS_INLINE V interleave(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int n = sizeof...(I), from = upper ? n / 2 : 0;
   return __builtin_shufflevector(a, b, (from + I / 2 + (I % 2) * n)...);
 }
@@ -179,14 +186,18 @@ template <int distance, class V, int... I> KITTENS_ALWAYS_INLINE V swap_lanes(V 
 }
 template <class W, int distance = lanes<W> / 2, class F> KITTENS_ALWAYS_INLINE W reduce(vector<W> v, F f) {
   v = f(v, swap_lanes<distance>(v, std::make_integer_sequence<int, lanes<W>>{}));
-  if constexpr (distance > 1) return reduce<W, distance / 2>(v, f);
-  else return v[0];
+  if constexpr (distance > 1)
+    return reduce<W, distance / 2>(v, f);
+  else
+    return v[0];
 }
 template <class W> KITTENS_ALWAYS_INLINE W sum_of(vector<W> v) {
-  return reduce<W>(v, [](vector<W> a, vector<W> b) __attribute__((always_inline)) { return a + b; });
+  return reduce<W>(
+      v, [](vector<W> a, vector<W> b) __attribute__((always_inline)) { return a + b; });
 }
 template <class W> KITTENS_ALWAYS_INLINE W maximum_of(vector<W> v) {
-  return reduce<W>(v, [](vector<W> a, vector<W> b) __attribute__((always_inline)) { return maximum<W>(a, b); });
+  return reduce<W>(
+      v, [](vector<W> a, vector<W> b) __attribute__((always_inline)) { return maximum<W>(a, b); });
 }
 
 }  // namespace simd

@@ -8,7 +8,8 @@
 namespace kittens {
 inline namespace KITTENS_MACHINE {
 
-// 64 x C, row after row. A 16-bit tile holds values of that type, widened so that a product can take them as they are (except on AMX).
+// 64 x C, row after row. A 16-bit tile holds values of that type, widened so that a product can take them as they are
+// (except on AMX).
 template <class T> using register_element = operand_type<T>;
 
 template <class T, int C> struct register_tile {
@@ -59,8 +60,9 @@ template <class T, int R, int C> struct alignas(1024) shared_tile {
   runtime::shared_id id() const { return {this, element_name<T>(), R, C}; }
 };
 #else
-// A copy only notes where the tile comes from. The first product that uses the tile brings it into the order that it needs, and keeps that
-// beside the tile for the other warpgroups. So no element is moved twice, and K, say, never exists as plain rows.
+// A copy only notes where the tile comes from. The first product that uses the tile brings it into the order that it
+// needs, and keeps that beside the tile for the other warpgroups. So no element is moved twice, and K, say, never
+// exists as plain rows.
 template <class T, int R, int C> struct alignas(64) shared_tile {
   using element = T;
   using layout = tile_layout<T, R, C>;
@@ -80,9 +82,7 @@ template <class T, int N> struct alignas(16) shared_vector {
 #endif
 };
 
-template <class Tile, bool present> struct optional_tile {
-  Tile tile;
-};
+template <class Tile, bool present> struct optional_tile { Tile tile; };
 template <class Tile> struct optional_tile<Tile, false> {};
 
 // Views. Tile may be const.
@@ -98,7 +98,8 @@ template <class Tile> KITTENS_INLINE shared_rows<Tile> rows_of(Tile& tile, int f
 template <class Tile> KITTENS_INLINE shared_columns<Tile> columns_of(Tile& tile, int first) { return {tile, first}; }
 
 // Says that an operation uses a register tile: checked, nothing otherwise.
-template <class T, int C> KITTENS_ALWAYS_INLINE void use([[maybe_unused]] const register_tile<T, C>& t, [[maybe_unused]] const char* operation) {
+template <class T, int C>
+KITTENS_ALWAYS_INLINE void use([[maybe_unused]] const register_tile<T, C>& t, [[maybe_unused]] const char* operation) {
 #if KITTENS_CHECKED
   runtime::register_used(t.state, operation);
 #endif
