@@ -41,7 +41,7 @@ def setup_script() -> ModuleType:
 MACHINES = {
     "96 cores, 850 GiB": (Machine(96, 850 * GIB), 96),
     "2 cores, 24 GiB": (Machine(2, 24 * GIB), 2),
-    "64 cores, 16 GiB": (Machine(64, 16 * GIB), 4),
+    "64 cores, 16 GiB": (Machine(64, 16 * GIB), 6),
     "1 core, 2 GiB": (Machine(1, 2 * GIB), 1),
 }
 
@@ -94,7 +94,8 @@ def test_limits_of_a_cgroup_and_its_parents(sixty_four_gib: Path) -> None:
     write(top / "user/job/memory.max", "max\n")
     write(top / "user/job/cpu.max", "350000 100000\n")
     assert this_machine(sixty_four_gib) == Machine(3, 10 * GIB)
-    assert job_count(this_machine(sixty_four_gib), {}) == 2
+    assert job_count(this_machine(sixty_four_gib), {}) == 3
+    assert job_count(this_machine(sixty_four_gib), {}, bytes_per_job=5 * GIB) == 1
 
 
 def test_limits_of_a_container(sixty_four_gib: Path) -> None:

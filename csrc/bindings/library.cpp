@@ -17,4 +17,7 @@ STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
   m.impl("checked_forward", TORCH_BOX(&kittens_torch::checked_forward));
 }
 
+// A CPU-only build has no CUDA kernel to register: Python asks the dispatcher, and sends GPU calls to torch.
+#ifdef KITTENS_CUDA
 STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CUDA, m) { m.impl("forward", TORCH_BOX(&kittens_torch::forward_cuda)); }
+#endif
