@@ -16,6 +16,7 @@ struct forward_row {
 };
 
 // Beside each row: TFLOP/s on an H200, bfloat16, 16384 tokens, heads x head_dim = 2048, "full | causal" at the length named.
+// From several runs of successive versions: figures of different rows need not be of one run.
 inline constexpr forward_row forward_rows_sm90[] = {
     // Bound by the exponentials; three consumers share K and V over 192 rows. 16k: 578 | 556; two consumers and 128 rows: 460 | 480.
     {64, 64, 192, 128, 3, 2, 1, true},

@@ -31,7 +31,7 @@ template <class T, const auto& Rows, int Row, bool Interval> struct forward_conf
   static constexpr bool output_in_query = row.output_parts == 0, take_turns = row.take_turns, interval = Interval;
   static constexpr int output_parts = output_in_query ? 1 : row.output_parts, output_columns = value_dim / output_parts;
   // A warpgroup skips the key blocks behind its own rows where the next query has a buffer: rows with one query stage hung on the H200 with it
-  // (head_dim 256, causal, 512 keys, one launch in some hundred), and the checked machine finds no fault in them.
+  // (head_dim 256, causal, 512 keys, in many launches in a row), and the checked machine finds no fault in them.
   static constexpr bool skips = interval && query_stages > 1;
   static constexpr int producer_registers = consumers == 3 ? 32 : 24;
   static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
