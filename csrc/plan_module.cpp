@@ -26,11 +26,18 @@ machine_kind machine_named(const std::string& name) {
   throw std::invalid_argument("machine must be sm90 or cpu, got " + name);
 }
 
+kittens::cpu_flavour flavour_named(const std::string& name) {
+  if (name.empty()) return kittens::fastest_cpu_flavour();
+  for (int i = 0; i < kittens::cpu_flavours; i++)
+    if (name == kittens::name(static_cast<kittens::cpu_flavour>(i))) return static_cast<kittens::cpu_flavour>(i);
+  throw std::invalid_argument("cpu_features must be generic, avx2, avx512, amx or empty for this processor's, got " + name);
+}
+
 forward_plan forward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
                      int64_t length_k, int64_t head_dim, int64_t value_dim, int corner, int window_left, int window_right, int processors,
-                     int configuration) {
+                     int configuration, const std::string& cpu_features) {
   return plan_forward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
-                       window_left, window_right, processors},
+                       window_left, window_right, processors, flavour_named(cpu_features)},
                       configuration);
 }
 
@@ -85,7 +92,7 @@ PYBIND11_MODULE(_plan, m) {
       .def_property_readonly("reason", [](const forward_plan& p) { return p.reason; });
   m.def("forward", &forward, py::kw_only(), py::arg("machine"), py::arg("dtype"), py::arg("batch"), py::arg("heads"), py::arg("heads_k"),
         py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
-        py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1);
+        py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1, py::arg("cpu_features") = "");
   m.def("configurations", &configurations, py::arg("machine"));
   m.def("build", &build);
 }

@@ -152,9 +152,14 @@ _REMEMBERED_PLANS = 4096
 
 
 def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int) -> bool:
-    """Whether torch runs this plain call of the drop-in faster than our cpu machine. False without the plan module."""
+    """Whether torch runs this plain call of the drop-in faster than our cpu machine. False without the plan module.
+
+    A call whose gradient is wanted goes to torch: only forward calls were measured.
+    """
     if _plan is None:
         return False
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return True
     known = (query.dtype, query.shape, key.shape, value.shape, corner, torch.get_num_threads())
     answer = _prefers_torch.get(known)
     if answer is None:

@@ -162,6 +162,48 @@ def test_plan_may_prefer_torch_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert kittens_torch.explain(*tensors).machine == "torch"
 
 
+@pytest.mark.parametrize(
+    ("changes", "prefers"),
+    [
+        ({}, False),
+        ({"cpu_features": "avx512"}, False),
+        ({"cpu_features": "avx2"}, True),
+        ({"cpu_features": "generic", "corner": 1}, True),
+        ({"cpu_features": "avx2", "corner": 1, "processors": 1}, False),
+        ({"corner": 2, "length_q": 256, "length_k": 256}, False),
+        ({"corner": 1, "length_q": 255}, True),
+        ({"length_k": 255}, True),
+        ({"processors": 3}, True),
+        ({"dtype": "float32"}, False),
+        ({"dtype": "float64"}, True),
+        ({"dtype": "float16"}, True),
+        ({"head_dim": 64, "value_dim": 64}, False),
+        ({"head_dim": 64}, True),
+        ({"head_dim": 80, "value_dim": 80}, True),
+        ({"head_dim": 256, "value_dim": 256}, True),
+        ({"length_q": 1, "corner": 2}, True),
+    ],
+)
+def test_where_the_cpu_machine_is_faster(changes: dict[str, Any], prefers: bool) -> None:
+    """The measured rules of plan.cpp: what was not measured goes to torch."""
+    plan_module = pytest.importorskip("kittens_torch._plan")
+    problem = {"machine": "cpu", "dtype": "bfloat16", "batch": 1, "heads": 8, "heads_k": 8, "length_q": 512}
+    problem |= {"length_k": 512, "head_dim": 128, "value_dim": 128, "corner": 0, "window_left": -1, "window_right": -1}
+    plan = plan_module.forward(**{**problem, "processors": 4, "cpu_features": "amx", **changes})
+    assert plan.prefer_torch == prefers
+    assert ("faster" in plan.reason) and (("goes to torch" in plan.reason) == prefers)
+
+
+def test_gradients_on_the_cpu_go_to_torch() -> None:
+    tensors = tuple(torch.randn(1, 8, 512, 64) for _ in range(3))
+    if not dispatch.has_plan():
+        pytest.skip("the plan module was not built")
+    wanting = (tensors[0].clone().requires_grad_(), *tensors[1:])
+    assert dispatch.cpu_prefers_torch(*wanting, 1)
+    with torch.no_grad():
+        assert dispatch.cpu_prefers_torch(*wanting, 1) == dispatch.cpu_prefers_torch(*tensors, 1)
+
+
 def test_preference_is_asked_once_per_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

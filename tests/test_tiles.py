@@ -13,7 +13,7 @@ import torch
 from test_build_log import problems
 from tiles import build
 from tiles.cases import CPU, FAMILIES, SM90, instances, name, on_every_machine
-from tiles.machine import DTYPES, Machine
+from tiles.machine import DTYPES, KernelError, Machine
 from torch import Tensor
 
 # As the machine converts: float to a 16-bit type or to itself, or double to itself.
@@ -74,17 +74,18 @@ def strided(length: int, width: int, device: str, dtype: torch.dtype, fill: Tens
 
 def places(length: int, width: int, rows: int, columns: int) -> list[tuple[int, int, int, int]]:
     """(row, head, batch, column) of boxes inside, over each edge, and outside of a tensor."""
+    beyond = (width + 7) // 8 * 8
     return [
         (0, 0, 0, 0),
-        (length - rows, 2, 1, width - columns),
+        (length - rows, 2, 1, 8),
         (length - 23, 1, 1, 0),
-        (0, 2, 0, width - 13),
-        (length - 1, 2, 1, width - 1),
-        (-7, 0, 1, -3),
-        (1 - rows, 1, 0, 1 - columns),
+        (0, 2, 0, beyond - 16),
+        (length - 1, 2, 1, beyond - 8),
+        (-7, 0, 1, -8),
+        (1 - rows, 1, 0, 8 - columns),
         (length, 1, 0, 0),
         (-rows, 1, 0, 0),
-        (0, 1, 0, width),
+        (0, 1, 0, beyond),
         (3, 1, 0, -columns),
         (0, 0, BATCH, 0),
         (0, HEADS, 0, 0),
@@ -129,15 +130,37 @@ def test_loads_are_filled_with_zeros(machine: Machine, family: str, element: str
 @on_every_machine("copy")
 def test_sends_are_clipped(machine: Machine, family: str, element: str, sizes: tuple[int, int]) -> None:
     rows, columns = sizes
-    length, width = rows + 19, columns + 11
+    length, width = rows + 19, columns + 24  # a send clips whole chunks of 16 bytes
     source = torch.randn(1, 1, rows, columns).to(machine.device, DTYPES[element])
     for place in places(length, width, rows, columns):
+        if min(place) < 0:
+            continue
         out, base = strided(length, width, machine.device, DTYPES[element], POISON)
         expected_out, expected = strided(length, width, machine.device, DTYPES[element], POISON)
         machine.run(name(family, element, sizes), [source, out], [0, 0, 0, 0, *place])
         inside, *within = window(expected_out, place, rows, columns)
         inside.copy_(source[0, 0][tuple(within)])
         assert_equal(f"box at {place}", base, expected)
+
+
+@pytest.mark.parametrize(
+    ("loads", "place", "said"),
+    [
+        (True, (0, 0, 0, 11), "copy into .* at column 11, which is not a multiple of 16 bytes"),
+        (True, (0, 0, 0, -3), "copy into .* at column -3, which is not a multiple of 16 bytes"),
+        (False, (0, 0, 0, 11), "send from .* at column 11, which is not a multiple of 16 bytes"),
+        (False, (-7, 0, 0, 0), "send from .* to a place before the tensor"),
+        (False, (0, -1, 0, 0), "send from .* to a place before the tensor"),
+        (False, (0, 0, -1, 0), "send from .* to a place before the tensor"),
+        (False, (0, 0, 0, -64), "send from .* to a place before the tensor"),
+    ],
+)
+def test_places_that_the_gpu_refuses(loads: bool, place: tuple[int, int, int, int], said: str) -> None:
+    """On the H200 each of these is an illegal instruction."""
+    source, out = (torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16) for _ in range(2))
+    both = [*place, 0, 0, 0, 0] if loads else [0, 0, 0, 0, *place]
+    with pytest.raises(KernelError, match=said):
+        Machine("checked").run("copy bf16 64 64", [source, out], both)
 
 
 def awkward(*shape: int, element: str) -> Tensor:
@@ -155,10 +178,10 @@ def awkward(*shape: int, element: str) -> Tensor:
 def test_stores_from_registers(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
     (columns,), count = sizes, 3
     rows = 128 * count
-    length, width = rows - 37, columns + 11
+    length, width = rows - 37, columns + 24
     source = awkward(rows, columns, element=element)
     rounded = source.to(DTYPES[element])
-    for place in [(0, 0, 0, 0), (0, 2, 1, 11), (5, 1, 1, width - 13), (-70, 1, 0, -5), (0, HEADS, 0, 0)]:
+    for place in [(0, 0, 0, 0), (0, 2, 1, 8), (5, 1, 1, columns // 16 * 8), (70, 1, 0, 0), (0, HEADS, 0, 0)]:
         out, base = strided(length, width, machine.device, DTYPES[element], POISON)
         expected_out, expected = strided(length, width, "cpu", DTYPES[element], POISON)
         machine.run(name(family, element, sizes), [source.to(machine.device), out], [*place, count])

@@ -30,13 +30,10 @@ template <class T, const auto& Rows, int Row, bool Interval> struct forward_conf
   static constexpr int stages = row.stages, query_stages = row.query_stages, consumers = row.consumers();
   static constexpr bool output_in_query = row.output_parts == 0, take_turns = row.take_turns, interval = Interval;
   static constexpr int output_parts = output_in_query ? 1 : row.output_parts, output_columns = value_dim / output_parts;
-  // A warpgroup skips the key blocks behind its own rows where the next query has a buffer: rows with one query stage hung on the H200 with it
-  // (head_dim 256, causal, 512 keys, in many launches in a row), and the checked machine finds no fault in them.
-  static constexpr bool skips = interval && query_stages > 1;
   static constexpr int producer_registers = consumers == 3 ? 32 : 24;
   static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "block_m: 64 query rows for each of 1 to 3 consumer warpgroups");
-  static_assert(!skips || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
+  static_assert(!interval || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
   static_assert(block_n % 16 == 0, "block_n: the second product takes keys 16 at a time");
   static_assert(!output_in_query || value_dim == head_dim, "output_parts: an output that leaves through the query's buffer has its shape");
   static_assert((block_n + value_dim) / 2 + block_n / 4 + 24 <= consumer_registers, "scores, output and weights do not fit the registers");
@@ -98,21 +95,23 @@ template <class C> struct forward_work {
   }
 };
 
-// The blocks of one warpgroup's 64 rows, from `row` on, among those of its tile. Worked out where they are needed: registers are scarce.
+// The blocks of one warpgroup's 64 rows, from `row` on, among those of its tile.
 template <class C> struct forward_blocks {
-  KITTENS_INLINE static int end(const forward_params<C>& p, const forward_work<C>& w, int row) {  // its rows see nothing of the blocks behind
-    if constexpr (!C::skips) return w.end;
-    const int last_end = p.mask.end_key(row + 63), end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
-    return end > w.first ? (end < w.end ? end : w.end) : w.first + 1;
-  }
-  // Its rows see every key of the blocks unmasked_first <= j < unmasked_end. The block that holds the first row's last key counts as masked
-  // although it may be full: it gives every row its reference.
-  KITTENS_INLINE static int unmasked_end(const forward_params<C>& p, int row) {
-    const int first_end = p.mask.end_key(row);
-    return first_end > 0 ? (first_end - 1) / C::block_n : 0;
-  }
-  KITTENS_INLINE static int unmasked_first(const forward_params<C>& p, int row) {
-    return C::interval ? (p.mask.first_key(row + 63) + C::block_n - 1) / C::block_n : 0;
+  int end;                           // it skips the blocks behind, which none of its rows sees
+  int unmasked_first, unmasked_end;  // of unmasked_first <= j < unmasked_end its rows see every key
+
+  KITTENS_INLINE forward_blocks(const forward_params<C>& p, const forward_work<C>& w, int row) {
+    end = w.end;
+    unmasked_end = end - 1;
+    unmasked_first = 0;
+    if constexpr (C::interval) {
+      const int last_end = p.mask.end_key(row + 63), seen = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
+      end = seen > w.first ? (seen < w.end ? seen : w.end) : w.first + 1;
+      // The block that holds the first row's last key counts as masked although it may be full: it gives every row its reference.
+      const int first_end = p.mask.end_key(row);
+      unmasked_end = kittens::uniform(first_end > 0 ? (first_end - 1) / C::block_n : 0);
+      unmasked_first = kittens::uniform((p.mask.first_key(row + 63) + C::block_n - 1) / C::block_n);
+    }
   }
 };
 
@@ -177,13 +176,10 @@ template <class C> struct forward_kernel {
     row_vector<real> maximum, sum, shift, rescale, block_sum;
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
-    auto skipped = [&](const forward_work<C>& w) { return C::skips ? uniform(w.end - forward_blocks<C>::end(p, w, w.row + wg * 64)) : 0; };
+    auto skipped = [&](const forward_work<C>& w) { return C::interval ? uniform(w.end - forward_blocks<C>(p, w, w.row + wg * 64).end) : 0; };
     auto issue_first_scores = [&](const forward_work<C>& w) {
       auto& q = query.wait();
-      KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) {
-        key.wait();
-        key.release();
-      }
+      KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) key.skip();
       auto& k = key.wait();
       mma_begin(scores);
       mma_ABt(scores, rows_of(q, wg * 64), k, 0);
@@ -198,10 +194,10 @@ template <class C> struct forward_kernel {
     while (more) {  // the first scores of this tile are there
       const forward_work<C>& w = mail.current();
       const int row = w.row + wg * 64;
+      const forward_blocks<C> blocks(p, w, row);
       auto& q = query.current();
       fill(maximum, -infinity<real>());
       fill(sum, real(0));
-      int accumulate = 0;  // until the output holds a product
 
       auto mask = [&](int j) {
         const int column = j * C::block_n;
@@ -239,13 +235,12 @@ template <class C> struct forward_kernel {
         auto& k = key.wait();
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
-        mma_AB(output, weights, v, accumulate);
+        mma_AB(output, weights, v, j < blocks.end - 2);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_commit();
         if constexpr (C::take_turns) next_turn.arrive();
         mma_wait<0>();
         mma_done(scores, output);
-        accumulate = 1;
         value.release();
         key.release();
         if constexpr (masked) {
@@ -258,26 +253,25 @@ template <class C> struct forward_kernel {
 
       key.release();
       KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) {
-        value.wait();
-        value.release();
+        value.skip();
         if constexpr (C::take_turns) {
           my_turn.sync();
           next_turn.arrive();
         }
       }
-      int j = forward_blocks<C>::end(p, w, row) - 1;
+      int j = blocks.end - 1;
       mask(j--);
       renew_reference(true);
       if constexpr (C::interval)
-        for (; j >= w.first && j >= forward_blocks<C>::unmasked_end(p, row); j--) step(j, std::true_type{});
-      for (; j >= forward_blocks<C>::unmasked_first(p, row); j--) step(j, std::false_type{});
+        for (; j >= w.first && j >= blocks.unmasked_end; j--) step(j, std::true_type{});
+      for (; j >= blocks.unmasked_first; j--) step(j, std::false_type{});
       if constexpr (C::interval)
         for (; j >= w.first; j--) step(j, std::true_type{});
       if constexpr (!C::output_in_query) query.release();
 
       auto& v = value.wait();
       mma_begin(output, weights);
-      mma_AB(output, weights, v, accumulate);
+      mma_AB(output, weights, v, blocks.end - w.first > 1);
       mma_commit();
       auto finish = [&] {
         mma_done(output);

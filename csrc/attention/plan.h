@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "backward_config.h"
+#include "../kittens/cpu/features.h"
 #include "config.h"
 #include "mask.h"
 #include "params.h"
@@ -16,6 +18,7 @@ struct forward_problem {
   int64_t batch, heads, heads_k, length_q, length_k, head_dim, value_dim;
   int corner, window_left, window_right;
   int processors;  // multiprocessors, or threads
+  kittens::cpu_flavour flavour = kittens::cpu_flavour::generic;  // cpu: the instruction set that runs it
 };
 
 struct forward_plan {
@@ -27,11 +30,34 @@ struct forward_plan {
   int64_t tiles;
   int grid;
   int64_t shared_bytes;
-  bool prefer_torch;   // cpu: torch's own kernel is faster for a plain call
+  bool prefer_torch;   // cpu: torch's own kernel is faster for a plain call, or was not measured against ours
   const char* reason;
 };
 
 // `configuration` forces a row of the table; -1 leaves the choice to the rules.
 forward_plan plan_forward(const forward_problem& problem, int configuration = -1);
+
+// What the backward of a problem has to yield.
+struct backward_request {
+  bool need_query, need_keys;  // dQ; dK or dV
+  bool deterministic;          // the same bit for bit at every run
+};
+
+struct backward_plan {
+  const char* kernel;  // "backward_sm90" or "backward_cpu"
+  int configuration;   // row of the machine's table, -1 if none takes the problem
+  backward_row row;
+  interval_mask mask;
+  bool sums_query;     // dQ is added up in memory by the kernel that owns keys; else a kernel that owns queries makes it
+  int64_t key_tiles, query_tiles;
+  int key_grid, query_grid;
+  int64_t padded_q;          // length_q in whole steps
+  int64_t workspace_values;  // floats (doubles for float64) beside inputs and outputs, those of dQ's sums last
+  int64_t query_sum_values;
+  int64_t shared_bytes;
+  const char* reason;
+};
+
+backward_plan plan_backward(const forward_problem& problem, const backward_request& request, int configuration = -1);
 
 }  // namespace kittens_torch

@@ -1,6 +1,7 @@
 // The operators' schemas. Python wraps them (autograd, fallback); shapes and meanings are in kittens_torch/ops.py.
 #include <torch/csrc/stable/library.h>
 
+#include "backward.h"
 #include "forward.h"
 
 STABLE_TORCH_LIBRARY(kittens_torch, m) {
@@ -10,14 +11,27 @@ STABLE_TORCH_LIBRARY(kittens_torch, m) {
   m.def(
       "checked_forward(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
       " int configuration, int seed) -> (Tensor, Tensor)");
+  m.def(
+      "backward(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, Tensor value, Tensor output, Tensor logsumexp,"
+      " float scale, int corner, int window_left, int window_right, bool need_query, bool need_key, bool need_value,"
+      " bool deterministic=False, int configuration=-1) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "checked_backward(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, Tensor value, Tensor output, Tensor logsumexp,"
+      " float scale, int corner, int window_left, int window_right, bool need_query, bool need_key, bool need_value,"
+      " bool deterministic, int configuration, int seed) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
   m.impl("forward", TORCH_BOX(&kittens_torch::forward_cpu));
   m.impl("checked_forward", TORCH_BOX(&kittens_torch::checked_forward));
+  m.impl("backward", TORCH_BOX(&kittens_torch::backward_cpu));
+  m.impl("checked_backward", TORCH_BOX(&kittens_torch::checked_backward));
 }
 
 // A CPU-only build has no CUDA kernel to register: Python asks the dispatcher, and sends GPU calls to torch.
 #ifdef KITTENS_CUDA
-STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CUDA, m) { m.impl("forward", TORCH_BOX(&kittens_torch::forward_cuda)); }
+STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CUDA, m) {
+  m.impl("forward", TORCH_BOX(&kittens_torch::forward_cuda));
+  m.impl("backward", TORCH_BOX(&kittens_torch::backward_cuda));
+}
 #endif

@@ -34,21 +34,20 @@ inline Tensor empty_contiguous(std::initializer_list<int64_t> sizes, torch::head
   return empty_strided(sizes.begin(), strides.data(), static_cast<int64_t>(sizes.size()), type, like);
 }
 
-// Dense strides for (batch, head, row, column) in the order in which `like` keeps its first three dimensions; columns innermost. A dimension of
-// size 1 or stride 0 says nothing about the order and goes outermost; if what remains is in natural order, the strides are contiguous.
-inline shape4 strides_in_order_of(const Tensor& like, const shape4& sizes) {
-  std::array<int, 3> order{0, 1, 2};
+// Dense strides for (batch, head, row, column) in the order in which `like` keeps its first `ordered` dimensions; what remains is innermost. A
+// dimension of size 1 or stride 0 says nothing about the order and goes outermost; if what remains is in natural order, the strides are contiguous.
+inline shape4 strides_in_order_of(const Tensor& like, const shape4& sizes, int ordered = 3) {
+  std::array<int, 4> order{0, 1, 2, 3};
   const auto key = [&](int d) { return like.size(d) == 1 || like.stride(d) == 0 ? INT64_MAX : like.stride(d); };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) > key(b); });
-  std::array<int, 3> ranked;
+  std::stable_sort(order.begin(), order.begin() + ordered, [&](int a, int b) { return key(a) > key(b); });
+  std::array<int, 4> ranked;
   int n = 0;
-  for (int d : order)
-    if (key(d) != INT64_MAX) ranked[n++] = d;
-  if (std::is_sorted(ranked.begin(), ranked.begin() + n)) order = {0, 1, 2};
+  for (int i = 0; i < ordered; i++)
+    if (key(order[i]) != INT64_MAX) ranked[n++] = order[i];
+  if (std::is_sorted(ranked.begin(), ranked.begin() + n)) order = {0, 1, 2, 3};
   shape4 strides;
-  int64_t stride = std::max<int64_t>(sizes[3], 1);
-  strides[3] = 1;
-  for (int i = 2; i >= 0; i--) {
+  int64_t stride = 1;
+  for (int i = 3; i >= 0; i--) {
     strides[order[i]] = stride;
     stride *= std::max<int64_t>(sizes[order[i]], 1);
   }

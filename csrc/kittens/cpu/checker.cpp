@@ -248,13 +248,15 @@ checker::tile_record& checker::record(const shared_id& t) {
     r.id = t;
     r.rows.resize(t.rows);
     r.released.resize(fibers_.size());
+    r.seen.resize(fibers_.size());
   }
   return r;
 }
 
 void checker::check_readable(const shared_id& t, const region& part, const char* operation, bool asynchronous) {
   const vector_clock& clock = me().clock;
-  const tile_record& tile = record(t);
+  tile_record& tile = record(t);
+  tile.seen[run_.current] = true;
   if (part.row < 0 || part.column < 0 || part.row + part.rows > t.rows || part.column + part.columns > t.columns)
     fail(std::string(operation) + " reads rows " + std::to_string(part.row) + ".." +
          std::to_string(part.row + part.rows) + ", columns " + std::to_string(part.column) + ".." +
@@ -316,6 +318,14 @@ void checker::end_reader(const void* tile, long serial) {
   });
 }
 
+void checker::place(const shared_id& t, const kittens::place& where, int element_bytes, bool is_send) {
+  const std::string operation = is_send ? "send from " : "copy into ";
+  if (where.column * element_bytes % 16 != 0)
+    fail(operation + name(t) + " at column " + std::to_string(where.column) + ", which is not a multiple of 16 bytes");
+  if (is_send && (where.row < 0 || where.head < 0 || where.batch < 0 || where.column < 0))
+    fail(operation + name(t) + " to a place before the tensor");
+}
+
 void checker::copy(const task& work, const shared_id& to, int bytes, barrier_state& full) {
   me();
   barrier_record& b = record(full, "copy");
@@ -325,6 +335,7 @@ void checker::copy(const task& work, const shared_id& to, int bytes, barrier_sta
   check_writable(to, whole(to), "copy");
   b.promised -= bytes;
   record(to).released.assign(fibers_.size(), false);
+  record(to).seen.assign(fibers_.size(), false);
   for (writer& w : record(to).rows) w = {writer::kind::copy, &full, b.generation, 0, 0, false};
   poison(const_cast<void*>(to.address), bytes);
   copies_.push_back({work, &full, bytes, b.generation, name(to)});
@@ -391,13 +402,16 @@ void checker::name_mailbox(const void* mailbox, const barrier_state* full, const
   }
 }
 
-void checker::released(const shared_id& t, bool waited_for) {
+void checker::released(const shared_id& t, bool waited_for, bool skipped) {
   me();
   if (!waited_for) fail("release of " + name(t) + ", which this warpgroup has not waited for");
   for (const reader& r : record(t).readers)
     if (r.warpgroup == run_.current && r.in_flight)
       fail("release of " + name(t) + " while this warpgroup's own " + (r.is_send ? "send" : "product") +
            " may still read it");
+  // On the GPU a warp that has not begun to wait would miss the phase.
+  if (!skipped && !record(t).seen[run_.current])
+    fail("release of " + name(t) + ", which this warpgroup has not read (skip() passes over a stage)");
   record(t).released[run_.current] = true;
 }
 
@@ -421,6 +435,9 @@ void product_issue(const task& work, register_state& accumulator, register_state
 void product_commit() { active().commit(); }
 void product_wait(int groups) { active().wait_products(groups); }
 void product_done(register_state& t) { active().done(t); }
+void check_place(const shared_id& t, const place& where, int element_bytes, bool is_send) {
+  active().place(t, where, element_bytes, is_send);
+}
 void copy_issue(const task& work, const shared_id& to, int bytes, barrier_state& full) {
   active().copy(work, to, bytes, full);
 }
@@ -437,6 +454,8 @@ void mailbox_named(const void* mailbox, const barrier_state* full, const barrier
   active().name_mailbox(mailbox, full, empty, slots);
 }
 void message_released(const void* mailbox, bool waited_for) { active().message_released(mailbox, waited_for); }
-void ring_released(const shared_id& tile, bool waited_for) { active().released(tile, waited_for); }
+void ring_released(const shared_id& tile, bool waited_for, bool skipped) {
+  active().released(tile, waited_for, skipped);
+}
 
 }  // namespace kittens::runtime

@@ -63,6 +63,7 @@ class checker {
   void done(register_state&);
 
   // shared tiles
+  void place(const shared_id& t, const kittens::place& where, int element_bytes, bool is_send);
   void copy(const task&, const shared_id& to, int bytes, barrier_state& full);
   void store(const shared_id& to, const region& part);
   void read(const shared_id&, const region&, const char* operation);
@@ -73,7 +74,7 @@ class checker {
                  const barrier_state* empty);
   void name_mailbox(const void* mailbox, const barrier_state* full, const barrier_state* empty, int slots);
   void message_released(const void* mailbox, bool waited_for);
-  void released(const shared_id& tile, bool waited_for);
+  void released(const shared_id& tile, bool waited_for, bool skipped);
 
  private:
   struct barrier_record {
@@ -108,6 +109,7 @@ class checker {
     std::vector<writer> rows;
     std::vector<reader> readers;
     std::vector<bool> released;  // by warpgroup: it has released what the last copy brought
+    std::vector<bool> seen;      // by warpgroup: it has read what the last copy brought
   };
   struct product {
     task work;

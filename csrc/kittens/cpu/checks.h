@@ -6,6 +6,7 @@
 // it is full, and overwritten by those who know that its readers are done. So a missing wait is found with every seed,
 // also where the copy happened to be early.
 #pragma once
+#include "../core/shapes.h"
 #include "runtime.h"
 
 namespace kittens::runtime {
@@ -54,6 +55,9 @@ void product_commit();
 void product_wait(int groups);
 void product_done(register_state&);
 
+// A box that the H200 answers with an illegal instruction: a column that is not a multiple of 16 bytes; for a send also
+// a box that begins before the tensor.
+void check_place(const shared_id&, const place&, int element_bytes, bool is_send);
 void copy_issue(const task&, const shared_id& to, int bytes, barrier_state& full);
 void store_issue(const shared_id& to, const region& part);                 // before registers are stored
 void read_shared(const shared_id&, const region&, const char* operation);  // by ordinary instructions
@@ -65,6 +69,6 @@ void ring_named(const shared_id& first, int64_t tile_bytes, int stages, const ba
                 const barrier_state* empty);
 void mailbox_named(const void* mailbox, const barrier_state* full, const barrier_state* empty, int slots);
 void message_released(const void* mailbox, bool waited_for);
-void ring_released(const shared_id& tile, bool waited_for);
+void ring_released(const shared_id& tile, bool waited_for, bool skipped);
 
 }  // namespace kittens::runtime

@@ -34,12 +34,8 @@ template <class W> constexpr int64_t panel_elements(int columns, int rows) {
 
 template <class W, int Rows> KITTENS_ALWAYS_INLINE void multiply_block(W* d, int row_stride, left_operand<W> left,
                                                                        const W* b, int k, bool accumulate) {
-  vector<W> sums[Rows][2];
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; i++) {
-    sums[i][0] = accumulate ? load(d + i * row_stride) : vector<W>{};
-    sums[i][1] = accumulate ? load(d + i * row_stride + lanes<W>) : vector<W>{};
-  }
+  // From zero, and added to D at the end: over many products rounding errors are those of their sums, not of every term.
+  vector<W> sums[Rows][2] = {};
   const W* a = left.a;
   for (int j = 0; j < k; j++, a += left.column, b += group<W>) {
     const vector<W> b0 = load(b), b1 = load(b + lanes<W>);
@@ -52,8 +48,9 @@ template <class W, int Rows> KITTENS_ALWAYS_INLINE void multiply_block(W* d, int
   }
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; i++) {
-    store(d + i * row_stride, sums[i][0]);
-    store(d + i * row_stride + lanes<W>, sums[i][1]);
+    W* out = d + i * row_stride;
+    store(out, accumulate ? load(out) + sums[i][0] : sums[i][0]);
+    store(out + lanes<W>, accumulate ? load(out + lanes<W>) + sums[i][1] : sums[i][1]);
   }
 }
 

@@ -48,6 +48,7 @@ template <class T, int R, int C> KITTENS_INLINE void copy(shared_tile<T, R, C>& 
                                                           barrier& full) {
   const matrix_view<T> box = map.box(where);
 #if KITTENS_CHECKED
+  runtime::check_place(tile.id(), where, sizeof(T), false);
   runtime::copy_issue(make_task([&tile, box] { copy_rows(tile.data, box, R, C); }), tile.id(), tile.bytes, full.state);
 #else
   tile.panels.copied_from(box);
@@ -77,12 +78,54 @@ KITTENS_INLINE void store(shared_rows<shared_tile<T, R, C>> to, const register_t
   simd::convert_elements(to.tile.data + to.first * C, t.d, warpgroup_rows * C);
 }
 
+// The rows of a shared tile, for ordinary instructions.
+template <class T, int R, int C>
+KITTENS_INLINE const T* rows_to_read(shared_rows<shared_tile<T, R, C>> from, [[maybe_unused]] const char* operation) {
+#if KITTENS_CHECKED
+  runtime::read_shared(from.tile.id(), {from.first, warpgroup_rows, 0, C}, operation);
+#else
+  from.tile.panels.own(from.tile.data);
+#endif
+  return from.tile.data + from.first * C;
+}
+
+// 64 rows of a shared tile to registers, widened.
+template <class Real, class T, int R, int C>
+KITTENS_INLINE void load(register_tile<Real, C>& t, shared_rows<shared_tile<T, R, C>> from) {
+  static_assert(std::is_same_v<Real, accumulator<T>>, "load: registers must be of the tile's accumulator type");
+  use(t, "load");
+  simd::convert_elements(t.d, rows_to_read(from, "load"), warpgroup_rows * C);
+}
+
+// v += the dot products of the rows of a and b; a warpgroup is one thread here, so a share is the whole
+template <class Real, class T, int R, int C> KITTENS_INLINE void row_dot(row_vector<Real>& v,
+                                                                         shared_rows<shared_tile<T, R, C>> a,
+                                                                         shared_rows<shared_tile<T, R, C>> b) {
+  static_assert(std::is_same_v<Real, accumulator<T>>, "row_dot: sums must be of the tiles' accumulator type");
+  const T *left = rows_to_read(a, "row_dot"), *right = rows_to_read(b, "row_dot");
+  for (int r = 0; r < warpgroup_rows; r++) {
+    Real x[C], y[C], sum = 0;
+    simd::convert_elements(x, left + r * C, C);
+    simd::convert_elements(y, right + r * C, C);
+    for (int c = 0; c < C; c++) sum += x[c] * y[c];
+    v.d[r] += sum;
+  }
+}
+
 // Makes stores visible to the products and copies of every warpgroup that meets at the barrier.
 KITTENS_INLINE void publish(named_barrier where) {
 #if KITTENS_CHECKED
   runtime::publish_stores();
 #endif
   where.sync();
+}
+
+// The same, without waiting there: for warpgroups that sync at the barrier later.
+KITTENS_INLINE void publish_arrive(named_barrier where) {
+#if KITTENS_CHECKED
+  runtime::publish_stores();
+#endif
+  where.arrive();
 }
 
 // 64 published rows to global memory; what lies outside the tensor is clipped. The source may be reused after
@@ -102,6 +145,7 @@ template <class T, int R, int C> KITTENS_INLINE void send(const tile_map<shared_
     }
   };
 #if KITTENS_CHECKED
+  runtime::check_place(from.tile.id(), where, sizeof(T), true);
   runtime::send_issue(make_task(move), from.tile.id(), {from.first, warpgroup_rows, 0, C});
 #else
   from.tile.panels.own(from.tile.data);
@@ -136,6 +180,12 @@ template <class T, int R, int C> KITTENS_INLINE void store_async(const tile_map<
 // pointer[row] = v[row] for row < count
 template <class T> KITTENS_INLINE void store_rows(T* pointer, const row_vector<T>& v, int count) {
   for (int r = 0; r < warpgroup_rows && r < count; r++) pointer[r] = v.d[r];
+}
+
+// v[row] = pointer[row] for row < count, else `otherwise`
+template <class T> KITTENS_INLINE void load_rows(row_vector<T>& v, const T* pointer, int count,
+                                                 std::type_identity_t<T> otherwise) {
+  for (int r = 0; r < warpgroup_rows; r++) v.d[r] = r < count ? pointer[r] : otherwise;
 }
 
 // A 64 x C tile in global memory, summed into by many; the order of its elements is private to these two.

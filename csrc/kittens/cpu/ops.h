@@ -61,6 +61,12 @@ template <class T, int C, class F> KITTENS_INLINE void map(register_tile<T, C>& 
         registers::put_one<T>(t.d[r * C + c], f(x));
     }
 }
+// t = f(row, column) ? t : 0
+template <class Real, int C, class F> KITTENS_INLINE void zero_unless(register_tile<Real, C>& t, F f) {
+  use(t, "zero_unless");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c++) t.d[r * C + c] = f(r, c) ? t.d[r * C + c] : Real(0);
+}
 template <class T, class U, class F> KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, F f) {
   for (int r = 0; r < warpgroup_rows; r++) out.d[r] = f(a.d[r]);
 }
@@ -76,6 +82,17 @@ KITTENS_INLINE void map_rows(register_tile<T, C>& t, const row_vector<U>& v, F f
   for (int r = 0; r < warpgroup_rows; r++) {
     const U y = v.d[r];
     for (int c = 0; c < C; c++) registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), y));
+  }
+}
+// t = f(t, u, v of the row)
+template <class T, class S, int C, class U, class F>
+KITTENS_INLINE void map_rows(register_tile<T, C>& t, const register_tile<S, C>& u, const row_vector<U>& v, F f) {
+  use(t, "map_rows");
+  use(u, "map_rows");
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const U y = v.d[r];
+    for (int c = 0; c < C; c++)
+      registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), registers::get<S>(u.d[r * C + c]), y));
   }
 }
 template <class U, int C>
@@ -103,6 +120,32 @@ KITTENS_INLINE void map_columns(register_tile<T, C>& t, const register_tile<S, C
     for (int c = 0; c < C; c++)
       registers::put_one<T>(t.d[r * C + c],
                             f(registers::get<T>(t.d[r * C + c]), registers::get<S>(u.d[r * C + c]), v.data[c]));
+}
+
+// x[i] = exp2(x[i] * scale - y[i]) for i < count, y[0] for all where `same`
+template <bool same, class Real> KITTENS_NO_INLINE void exp2_values(Real* x, const Real* y, Real scale, int count) {
+  constexpr int n = simd::lanes<Real>, at_once = 2;
+  int i = 0;
+  for (; i + at_once * n <= count; i += at_once * n) {
+    simd::vector<Real> w[at_once];
+    for (int k = 0; k < at_once; k++)
+      w[k] = simd::load(x + i + k * n) * scale - (same ? simd::broadcast<Real>(y[0]) : simd::load(y + i + k * n));
+    simd::exp2_each<Real, simd::vector_bits<Real>>(w);
+    for (int k = 0; k < at_once; k++) simd::store(x + i + k * n, w[k]);
+  }
+  for (; i < count; i++) x[i] = exp2(x[i] * scale - y[same ? 0 : i]);
+}
+// t = exp2(t * scale - v of the row or column)
+template <class Real, int C>
+KITTENS_INLINE void exp2_rows(register_tile<Real, C>& t, const row_vector<Real>& v, std::type_identity_t<Real> scale) {
+  use(t, "exp2_rows");
+  for (int r = 0; r < warpgroup_rows; r++) exp2_values<true>(t.d + r * C, v.d + r, scale, C);
+}
+template <class Real, int C> KITTENS_INLINE void exp2_columns(register_tile<Real, C>& t, const shared_vector<Real, C>& v,
+                                                              std::type_identity_t<Real> scale) {
+  use(t, "exp2_columns");
+  use(v, "exp2_columns");
+  for (int r = 0; r < warpgroup_rows; r++) exp2_values<false>(t.d + r * C, v.data, scale, C);
 }
 
 // v = max(v, the rows' maxima). Four vectors side by side hide the latency.

@@ -42,6 +42,10 @@ template <class Tile, int Stages> struct producer {
 
   producer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) { name_ring(t, f); }
 
+  // This ring is where `other` is: one of as many stages that moves together with it. Of use to the Hopper compiler
+  // only.
+  template <class Other> void follow(const Other&) {}
+
   void load(const tile_map<Tile>& map, place where) {
     flags.empty[at.stage].wait(at.phase);
     flags.full[at.stage].expect(Tile::bytes);
@@ -69,6 +73,8 @@ template <class Tile, int Stages> struct consumer {
 
   consumer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) { name_ring(t, f); }
 
+  template <class Other> void follow(const Other&) {}
+
   Tile& wait() {
     flags.full[at.stage].wait(at.phase);
     Tile& tile = tiles[at.stage];
@@ -80,9 +86,17 @@ template <class Tile, int Stages> struct consumer {
   }
   Tile& current() const { return tiles[oldest]; }
   int last() const { return at.stage == 0 ? Stages - 1 : at.stage - 1; }
-  void release() {
+  void release() { give_back(false); }
+  // Passes over the next stage, with none held.
+  void skip() {
+    wait();
+    give_back(true);
+  }
+
+ private:
+  void give_back([[maybe_unused]] bool skipped) {
 #if KITTENS_CHECKED
-    runtime::ring_released(tiles[oldest].id(), held-- > 0);
+    runtime::ring_released(tiles[oldest].id(), held-- > 0, skipped);
 #endif
     flags.empty[oldest].arrive();
     if (++oldest == Stages) oldest = 0;

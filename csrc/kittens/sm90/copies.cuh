@@ -48,10 +48,70 @@ template <class T, int R, int C> KITTENS_INLINE void store(shared_rows<shared_ti
   }
 }
 
+// Where this lane finds 16 rows x 16 columns of its warp for stmatrix and ldmatrix.
+template <class T, int R, int C> struct matrix_addresses {
+  using layout = tile_layout<T, R, C>;
+  static constexpr uint32_t chunks = layout::span_bytes / 16, rows_per_step = 8 / chunks;
+  uint32_t base, twist, half;
+
+  KITTENS_INLINE matrix_addresses(const shared_tile<T, R, C>& tile, int first) {
+    const uint32_t me = thread::in_warpgroup_now(), lane = me & 31, row = first + (me >> 5) * 16 + (lane & 15);
+    base = shared_address(tile.data) + row * layout::span_bytes;
+    twist = (row / rows_per_step) % chunks;
+    half = lane >> 4;
+  }
+  KITTENS_INLINE uint32_t of(int j) const {  // of columns 16 j to 16 j + 15
+    const uint32_t chunk = j * 2 + half;
+    return base + (chunk / chunks) * layout::panel_bytes + (((chunk % chunks) ^ twist) << 4);
+  }
+  // The four registers of those columns, in the order of a 16-bit register tile.
+  KITTENS_INLINE void load(int j, uint32_t (&pairs)[4]) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(of(j))
+                 : "memory");
+  }
+};
+
+// 64 rows of a shared tile to registers, widened.
+template <class T, int R, int C> KITTENS_INLINE void load(register_tile<float, C>& t, shared_rows<shared_tile<T, R, C>> from) {
+  const matrix_addresses<T, R, C> at(from.tile, from.first);
+  KITTENS_UNROLL for (int j = 0; j < C / 16; j++) {
+    uint32_t pairs[4];
+    at.load(j, pairs);
+    KITTENS_UNROLL for (int i = 0; i < 4; i++) {
+      const float2 x = unpack<T>(pairs[i]);
+      t.d[8 * j + 2 * i] = x.x;
+      t.d[8 * j + 2 * i + 1] = x.y;
+    }
+  }
+}
+
+// v += the dot products of the rows of a and b, each thread its share.
+template <class T, int R, int C>
+KITTENS_INLINE void row_dot(row_vector<float>& v, shared_rows<shared_tile<T, R, C>> a, shared_rows<shared_tile<T, R, C>> b) {
+  const matrix_addresses<T, R, C> at_a(a.tile, a.first), at_b(b.tile, b.first);
+  KITTENS_UNROLL for (int j = 0; j < C / 16; j++) {
+    uint32_t left[4], right[4];
+    at_a.load(j, left);
+    at_b.load(j, right);
+    KITTENS_UNROLL for (int i = 0; i < 4; i++) {
+      const float2 x = unpack<T>(left[i]), y = unpack<T>(right[i]);
+      v.d[i & 1] += x.x * y.x + x.y * y.y;
+    }
+  }
+}
+
 // Makes stores visible to the products and copies of every warpgroup that meets at the barrier.
 KITTENS_INLINE void publish(named_barrier where) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   where.sync();
+}
+
+// The same, without waiting there: for warpgroups that sync at the barrier later.
+KITTENS_INLINE void publish_arrive(named_barrier where) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  where.arrive();
 }
 
 // 64 published rows to global memory; what lies outside the tensor is clipped. The source may be reused after store_wait_read().
@@ -92,6 +152,14 @@ KITTENS_INLINE void store_rows(float* pointer, const row_vector<float>& v, int c
       const int row = thread::first_row() + 8 * i;
       if (row < count) pointer[row] = v.d[i];
     }
+}
+
+// v[row] = pointer[row] for row < count, else `otherwise`
+KITTENS_INLINE void load_rows(row_vector<float>& v, const float* pointer, int count, float otherwise) {
+  KITTENS_UNROLL for (int i = 0; i < 2; i++) {
+    const int row = thread::first_row() + 8 * i;
+    v.d[i] = row < count ? pointer[row] : otherwise;
+  }
 }
 
 // A 64 x C float tile in global memory, summed into by many; the order of its elements is private to these two. Lanes write 16 bytes each,

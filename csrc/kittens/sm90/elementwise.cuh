@@ -19,6 +19,12 @@ template <int C, class F> KITTENS_INLINE void map(register_tile<float, C>& t, F 
     KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1), t.d[i]);
   }
 }
+// t = f(row, column) ? t : 0. Rows and columns are worked out anew: kept across a kernel's loops they would take a register for each element.
+template <int C, class F> KITTENS_INLINE void zero_unless(register_tile<float, C>& t, F f) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++)
+    if (!f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1))) t.d[i] = 0;
+}
 template <class F> KITTENS_INLINE void map(row_vector<float>& out, const row_vector<float>& a, F f) {
   KITTENS_UNROLL for (int r = 0; r < 2; r++) out.d[r] = f(a.d[r]);
 }
@@ -27,6 +33,10 @@ template <class F> KITTENS_INLINE void map(row_vector<float>& out, const row_vec
 }
 template <int C, class F> KITTENS_INLINE void map_rows(register_tile<float, C>& t, const row_vector<float>& v, F f) {
   KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i], v.d[(i >> 1) & 1]);
+}
+template <int C, class F>
+KITTENS_INLINE void map_rows(register_tile<float, C>& t, const register_tile<float, C>& u, const row_vector<float>& v, F f) {
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i], u.d[i], v.d[(i >> 1) & 1]);
 }
 template <int C, class F> KITTENS_INLINE void map_columns(register_tile<float, C>& t, const shared_vector<float, C>& v, F f) {
   KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
@@ -40,6 +50,14 @@ KITTENS_INLINE void map_columns(register_tile<float, C>& t, const register_tile<
     const float2 x = *reinterpret_cast<const float2*>(v.data + 8 * j + thread::first_column());
     KITTENS_UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) t.d[i] = f(t.d[i], u.d[i], i & 1 ? x.y : x.x);
   }
+}
+
+// t = exp2(t * scale - v of the row or column)
+template <int C> KITTENS_INLINE void exp2_rows(register_tile<float, C>& t, const row_vector<float>& v, float scale) {
+  map_rows(t, v, [=](float x, float y) { return kittens::exp2(fmaf(x, scale, -y)); });
+}
+template <int C> KITTENS_INLINE void exp2_columns(register_tile<float, C>& t, const shared_vector<float, C>& v, float scale) {
+  map_columns(t, v, [=](float x, float y) { return kittens::exp2(fmaf(x, scale, -y)); });
 }
 
 // v = max(v, row maxima of t). A NaN does not survive a maximum; it does survive the exponential that follows.

@@ -34,6 +34,9 @@ template <class Tile, int Stages> struct producer {
 
   KITTENS_INLINE producer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) {}
 
+  // This ring is where `other` is: one of as many stages that moves together with it. The two then take the registers of one.
+  template <class Other> KITTENS_INLINE void follow(const Other& other) { at = other.at; }
+
   KITTENS_INLINE void load(const tile_map<Tile>& map, place where) {
     flags.empty[at.stage].wait(at.phase);
     flags.full[at.stage].expect(Tile::bytes);
@@ -57,6 +60,11 @@ template <class Tile, int Stages> struct consumer {
 
   KITTENS_INLINE consumer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) {}
 
+  template <class Other> KITTENS_INLINE void follow(const Other& other) {
+    at = other.at;
+    oldest = other.oldest;
+  }
+
   KITTENS_INLINE Tile& wait() {
     flags.full[at.stage].wait(at.phase);
     Tile& tile = tiles[at.stage];
@@ -68,6 +76,13 @@ template <class Tile, int Stages> struct consumer {
   KITTENS_INLINE void release() {
     if (thread::in_warpgroup() == 0) flags.empty[oldest].arrive();
     if (++oldest == Stages) oldest = 0;
+  }
+  // Passes over the next stage, with none held. All four warps have seen it full before it is given back: one that came later would find the
+  // phase of the fill after, and wait for ever. (A product holds the warps together where a tile is read.)
+  KITTENS_INLINE void skip() {
+    wait();
+    sync_warpgroup();
+    release();
   }
 };
 
@@ -99,23 +114,23 @@ template <class Message> struct sender {
   }
 };
 
-// The message stays in shared memory, where it takes no registers, until it is released.
+// The message stays in shared memory, where it takes no registers, until it is released. Two counters, no positions and phases beside them:
+// at head_dim 256 one register more spills.
 template <class Message> struct receiver {
   mailbox<Message>& box;
-  ring_position<2> at{0, 0};
-  int oldest = 0;
+  int received = 0, released = 0;
 
   KITTENS_INLINE receiver(mailbox<Message>& b) : box(b) {}
   KITTENS_INLINE const Message& wait() {
-    box.full[at.stage].wait(at.phase);
-    const Message& message = box.slots[at.stage];
-    at.advance();
-    return message;
+    const int slot = received & 1;
+    box.full[slot].wait(received >> 1 & 1);
+    received++;
+    return box.slots[slot];
   }
-  KITTENS_INLINE const Message& current() const { return box.slots[oldest]; }
+  KITTENS_INLINE const Message& current() const { return box.slots[released & 1]; }
   KITTENS_INLINE void release() {
-    box.empty[oldest].arrive();
-    oldest ^= 1;
+    box.empty[released & 1].arrive();
+    released++;
   }
 };
 

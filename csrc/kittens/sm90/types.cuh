@@ -79,6 +79,8 @@ KITTENS_INLINE uint32_t in_warpgroup_now() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x & 127;
 }
+KITTENS_INLINE int first_row_now() { return in_warpgroup_now() / 32 * 16 + in_warpgroup_now() % 32 / 4; }
+KITTENS_INLINE int first_column_now() { return 2 * (in_warpgroup_now() & 3); }
 }  // namespace thread
 
 // x, the same in the whole warpgroup. A warp reduction yields a uniform register, so the compiler knows that a loop bounded by x does not diverge
@@ -106,6 +108,12 @@ template <class T> KITTENS_INLINE uint32_t pack(float low, float high) {
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+template <class T> KITTENS_INLINE float2 unpack(uint32_t pair) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+  else
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
 }  // namespace KITTENS_MACHINE

@@ -1,0 +1,55 @@
+// The backward kernels' configurations: one row per shape, one table per machine. Everything a row implies (shared memory, registers) is checked
+// by static_asserts in backward_shapes.cuh. plan.cpp chooses among the rows.
+#pragma once
+
+namespace kittens_torch {
+
+struct backward_row {
+  int head_dim, value_dim;  // largest the row takes; smaller ones are padded with zeros inside shared memory
+  // The kernel that owns keys (dK and dV). false: 128 keys, each warpgroup sums both gradients of 64. true: 64 keys, one warpgroup sums dV and
+  // the other dK.
+  bool roles;
+  int block_q;      // query rows of its step
+  int stages;       // its Q and dO tiles in flight
+  int tile_stages;  // its K and V tiles in flight; 2: those of the next tile load early
+  bool sums_query;  // its first variant adds up dQ in memory as well, in no fixed order
+  // The kernel that owns 128 query rows (dQ).
+  int block_n;                   // keys of its step
+  int key_stages, value_stages;  // its K and V tiles in flight
+
+  constexpr int block_k() const { return roles ? 64 : 128; }
+  static constexpr int block_m = 128;
+};
+
+inline constexpr backward_row backward_rows_sm90[] = {
+    // 128 queries a step: the scores' products are 128 wide, which shared memory feeds without a stall.
+    {64, 64, false, 128, 2, 2, true, 128, 2, 2},
+    // dK, dV and the scores of 64 queries are what the registers hold.
+    {128, 128, false, 64, 2, 2, true, 96, 2, 2},
+    // Above 128 dK and dV of 64 keys take all registers of a warpgroup: two share them.
+    {192, 128, true, 64, 2, 2, false, 80, 2, 2},
+    {192, 192, true, 64, 2, 1, false, 80, 2, 2},
+    {256, 256, true, 64, 2, 1, false, 64, 2, 1},
+};
+
+// The cpu machine: no limit of registers, so that both warpgroups share the tiles of Q and dO; dQ is summed by its owner, always.
+inline constexpr backward_row backward_rows_cpu[] = {
+    {64, 64, false, 128, 1, 1, false, 128, 2, 1},
+    {128, 128, false, 64, 1, 1, false, 64, 2, 1},
+    {256, 256, false, 64, 1, 1, false, 64, 2, 1},
+};
+
+inline constexpr int backward_count_sm90 = sizeof(backward_rows_sm90) / sizeof(backward_row);
+inline constexpr int backward_count_cpu = sizeof(backward_rows_cpu) / sizeof(backward_row);
+
+// Shared memory of a row's tiles, of the kernel that owns keys and of the one that owns queries.
+constexpr int backward_key_bytes(const backward_row& r, int element_bytes, bool sums_query) {
+  const int both = r.head_dim + r.value_dim, weights = r.roles ? 2 * 64 * r.block_q : sums_query ? 2 * 128 * r.block_q : 0;
+  return element_bytes * (both * (r.tile_stages * r.block_k() + r.stages * r.block_q) + weights) + 8 * r.stages * r.block_q;
+}
+constexpr int backward_query_bytes(const backward_row& r, int element_bytes) {
+  return element_bytes *
+         ((r.head_dim + r.value_dim) * r.block_m + r.block_n * (r.key_stages * r.head_dim + r.value_stages * r.value_dim));
+}
+
+}  // namespace kittens_torch

@@ -1,0 +1,213 @@
+// dK and dV: a CTA owns 128 keys of one head, each of its two consumer warpgroups keeps both gradients of 64 of them in registers and walks the
+// query blocks of every head of the group that see them.
+//
+// Scores are made transposed (keys x queries), so that weights and score gradients feed dV and dK straight from registers:
+//   S^T = K Q^T    P^T = exp2(scale_log2 S^T - logsumexp2)    dV += P^T dO
+//   dP^T = V dO^T  dS^T = P^T (dP^T - delta)                  dK += dS^T Q   (times scale at the end)
+// SumsQuery: dS^T also goes through shared memory, where the keys of both warpgroups meet for dQ += dS K, which is added up in memory as floats.
+// Otherwise the warpgroups do not meet at all.
+//
+// Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barrier `meet`: both have stored dS.
+#pragma once
+#include "backward_shapes.cuh"
+
+namespace kittens_torch {
+inline namespace KITTENS_MACHINE {
+
+template <class C> struct backward_score_gradients {
+  kittens::shared_tile<typename C::element, C::block_k, C::block_q> tile[2];
+};
+
+template <class C, bool SumsQuery> struct backward_keys_shared {
+  using shapes = backward_tiles<C>;
+  typename shapes::key key[C::tile_stages];
+  typename shapes::value value[C::tile_stages];
+  typename shapes::query query[C::stages];
+  typename shapes::gradient gradient[C::stages];
+  kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
+  kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
+  kittens::ring_flags<C::tile_stages> key_flags, value_flags;
+  kittens::ring_flags<C::stages> query_flags, gradient_flags;
+  kittens::mailbox<backward_key_work<C>> mail;
+};
+
+// dS of a weight. A hidden NaN times a weight of 0 is NaN, so a masked block says what a weight of 0 gives.
+template <class Real, bool masked> struct backward_score_gradient {
+  KITTENS_INLINE Real operator()(Real grad_weight, Real weight, Real delta) const {
+    return masked && weight == Real(0) ? Real(0) : weight * (grad_weight - delta);
+  }
+};
+
+// The producer of both kernels that own keys: for each tile K and V, then Q and dO of every step, each with its vector.
+template <class C, class Shared> struct backward_keys_producer {
+  static KITTENS_KERNEL void run(const backward_key_params<C>& p, Shared& s, kittens::cta cta) {
+    using namespace kittens;
+    producer key(s.key, s.key_flags);
+    producer value(s.value, s.value_flags);
+    producer query(s.query, s.query_flags);
+    producer gradient(s.gradient, s.gradient_flags);
+    sender mail(s.mail);
+    int tile = cta.index;
+    while (tile < p.tiles) {
+      if constexpr (C::tile_stages == 2) key.follow(mail);  // registers are scarce here
+      const backward_key_work<C>& w = mail.send(backward_key_work<C>(p, tile));
+      value.follow(key);
+      key.load(p.key, {w.key, w.head, w.batch});
+      value.load(p.value, {w.key, w.head, w.batch});
+      KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
+        KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) {
+          const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
+          gradient.follow(query);
+          query.load(p.query, {row, head, w.batch}, s.logsumexp2, p.logsumexp2 + at);
+          gradient.load(p.grad_output, {row, head, w.batch}, s.delta, p.delta + at);
+        }
+      tile = p.counter ? take_tile(p.counter, cta) : w.tile + cta.count;
+    }
+    mail.send({});
+    if (p.counter) retire(p.counter, cta);
+  }
+};
+
+template <class C, bool SumsQuery> struct backward_keys_kernel {
+  using params = backward_key_params<C>;
+  using shared = backward_keys_shared<C, SumsQuery>;
+  static constexpr int consumers = 2, warpgroups = consumers + 1;
+
+  static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
+    using namespace kittens;
+    using T = typename C::element;
+    using real = typename C::real;
+    constexpr named_barrier meet{first_free_barrier, consumers};
+    if (cta.warpgroup == 0 && cta.elect()) {
+      s.key_flags.init(consumers);
+      s.value_flags.init(consumers);
+      s.query_flags.init(consumers);
+      s.gradient_flags.init(consumers);
+      s.mail.init(consumers);
+    }
+    cta.publish_barriers();
+
+    if (cta.warpgroup == 0) {
+      cta.template give_registers<C::producer_registers>();
+      if (cta.elect()) backward_keys_producer<C, shared>::run(p, s, cta);
+      return;
+    }
+
+    cta.template take_registers<C::consumer_registers>();
+    const int wg = cta.warpgroup - 1;
+    consumer key(s.key, s.key_flags);
+    consumer value(s.value, s.value_flags);
+    consumer query(s.query, s.query_flags);
+    consumer gradient(s.gradient, s.gradient_flags);
+    receiver mail(s.mail);
+    register_tile<real, C::head_dim> key_gradient;
+    register_tile<real, C::value_dim> value_gradient;
+    register_tile<real, C::block_q> scores, score_gradient;
+    register_tile<T, C::block_q> weights, rounded_gradient;
+    int turn = 0;  // which of the two buffers dS goes through
+
+    while (mail.wait().key >= 0) {
+      const backward_key_work<C>& w = mail.current();
+      value.follow(key);
+      auto& k = key.wait();
+      auto& v = value.wait();
+      fill(key_gradient, real(0));
+      fill(value_gradient, real(0));
+
+      auto step = [&](int head, int i, auto masked) {
+        // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
+        const int mine = uniform(wg * 64);
+        const backward_visible<C> visible(p.mask, w.key + mine, i * C::block_q);
+        gradient.follow(query);
+        const auto& q = query.wait();
+        const auto& logsumexp2 = s.logsumexp2[query.last()];
+        mma_begin(scores);
+        mma_ABt(scores, rows_of(k, mine), q, 0);
+        mma_commit();
+        const auto& g = gradient.wait();
+        const auto& delta = s.delta[gradient.last()];
+        mma_begin(score_gradient);
+        mma_ABt(score_gradient, rows_of(v, mine), g, 0);
+        mma_commit();
+        mma_wait<1>();
+        mma_done(scores);
+        exp2_columns(scores, logsumexp2, p.scale_log2);
+        if constexpr (masked) zero_unless(scores, visible);
+        auto add_values = [&] {
+          convert(weights, scores);
+          mma_begin(value_gradient, weights);
+          mma_AB(value_gradient, weights, g, 1);
+          mma_commit();
+        };
+        if constexpr (C::values_early) {
+          add_values();
+          mma_wait<1>();
+        } else {
+          mma_wait<0>();
+        }
+        mma_done(score_gradient);
+        map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
+        convert(rounded_gradient, score_gradient);
+        if constexpr (SumsQuery) {
+          auto& ds = s.score_gradients.tile.tile[turn];
+          turn ^= 1;
+          store(rows_of(ds, mine), rounded_gradient);
+          if constexpr (!C::values_early) add_values();
+          publish(meet);
+          register_tile<real, C::query_sum_columns> query_gradient;
+          mma_begin(query_gradient, key_gradient, rounded_gradient);
+          mma_AtB(query_gradient, columns_of(ds, C::split_columns ? 0 : mine), columns_of(k, C::split_columns ? mine / 64 * C::query_sum_columns : 0), 0);
+          mma_commit();
+          mma_AB(key_gradient, rounded_gradient, q, 1);
+          mma_commit();
+          mma_wait<1>();
+          mma_done(value_gradient, query_gradient);
+          gradient.release();
+          const int64_t sum = ((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg;
+          add_to(p.query_sum + sum * C::query_sum_tile, query_gradient);
+        } else {
+          if constexpr (!C::values_early) add_values();
+          mma_begin(key_gradient, rounded_gradient);
+          mma_AB(key_gradient, rounded_gradient, q, 1);
+          mma_commit();
+          mma_wait<1>();
+          mma_done(value_gradient);
+          gradient.release();
+        }
+        mma_wait<0>();
+        mma_done(key_gradient);
+        query.release();
+      };
+      const backward_key_blocks<C> blocks(p, w);
+      for (int n = 0; n < p.group; n++) {
+        const int head = w.head * p.group + n;
+        int i = blocks.first;
+        for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
+        for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
+        for (; i < blocks.end; i++) step(head, i, std::true_type{});
+      }
+
+      if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V
+      const place where{w.key + wg * 64, w.head, w.batch};
+      if (p.need_value) {
+        register_tile<T, C::value_dim> rounded;
+        convert(rounded, value_gradient);
+        store_async(p.grad_value, rows_of(v, wg * 64), rounded, where);
+      }
+      if (p.need_key) {
+        register_tile<T, C::head_dim> rounded;
+        map(key_gradient, [&](real x) { return x * p.scale; });
+        convert(rounded, key_gradient);
+        store_async(p.grad_key, rows_of(k, wg * 64), rounded, where);
+      }
+      store_wait_read();
+      key.release();
+      value.release();
+      mail.release();
+    }
+    store_wait_all();
+  }
+};
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens_torch

@@ -1,0 +1,156 @@
+// dQ by its owner: a CTA owns 128 query rows of one head, each of its two consumer warpgroups keeps dQ of 64 of them in registers and walks the key
+// blocks they see, as the forward does. Used where dQ must be the same bit for bit at every run, and where it alone is asked for.
+//
+//   S = Q K^T   P = exp2(scale_log2 S - logsumexp2)   dP = dO V^T   dS = P (dP - delta)   dQ += dS K   (times scale at the end)
+//
+// A step issues "dQ += dS K" of the last block and both scores of the next one as one group of products.
+//
+// Barriers: full/empty mbarriers per stage of the Q, dO, K and V rings; the mailbox; named barriers `turn + w` pass the turn at the tensor cores to
+// consumer w.
+#pragma once
+#include "backward_shapes.cuh"
+
+namespace kittens_torch {
+inline namespace KITTENS_MACHINE {
+
+template <class C> struct backward_query_shared {
+  using shapes = backward_tiles<C>;
+  typename shapes::owned_query query[1];
+  typename shapes::owned_gradient gradient[1];
+  typename shapes::key_block key[C::key_stages];
+  typename shapes::value_block value[C::value_stages];
+  kittens::ring_flags<1> query_flags, gradient_flags;
+  kittens::ring_flags<C::key_stages> key_flags;
+  kittens::ring_flags<C::value_stages> value_flags;
+  kittens::mailbox<backward_query_work<C>> mail;
+};
+
+template <class C> struct backward_query_kernel {
+  using params = backward_query_params<C>;
+  using shared = backward_query_shared<C>;
+  static constexpr int consumers = C::block_m / 64, warpgroups = consumers + 1;
+
+  static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
+    using namespace kittens;
+    using T = typename C::element;
+    using real = typename C::real;
+    if (cta.warpgroup == 0 && cta.elect()) {
+      s.query_flags.init(consumers);
+      s.gradient_flags.init(consumers);
+      s.key_flags.init(consumers);
+      s.value_flags.init(consumers);
+      s.mail.init(consumers);
+    }
+    cta.publish_barriers();
+
+    if (cta.warpgroup == 0) {
+      cta.template give_registers<C::producer_registers>();
+      if (!cta.elect()) return;
+      producer query(s.query, s.query_flags);
+      producer gradient(s.gradient, s.gradient_flags);
+      producer key(s.key, s.key_flags);
+      producer value(s.value, s.value_flags);
+      sender mail(s.mail);
+      for (int tile = cta.index; tile < p.tiles; tile = p.counter ? take_tile(p.counter, cta) : tile + cta.count) {
+        const backward_query_work<C>& w = mail.send(backward_query_work<C>(p, tile));
+        query.load(p.query, {w.row, w.head, w.batch});
+        gradient.load(p.grad_output, {w.row, w.head, w.batch});
+        KITTENS_NO_UNROLL for (int j = w.first; j < w.end; j++) {
+          key.load(p.key, {j * C::block_n, w.head / p.group, w.batch});
+          value.load(p.value, {j * C::block_n, w.head / p.group, w.batch});
+        }
+      }
+      mail.send({});
+      if (p.counter) retire(p.counter, cta);
+      return;
+    }
+
+    cta.template take_registers<C::consumer_registers>();
+    const int wg = cta.warpgroup - 1;
+    const named_barrier my_turn{first_free_barrier + wg, 2}, next_turn{first_free_barrier + (wg + 1) % consumers, 2};
+    consumer query(s.query, s.query_flags);
+    consumer gradient(s.gradient, s.gradient_flags);
+    consumer key(s.key, s.key_flags);
+    consumer value(s.value, s.value_flags);
+    receiver mail(s.mail);
+    register_tile<real, C::head_dim> query_gradient;
+    register_tile<real, C::block_n> scores, score_gradient;
+    register_tile<T, C::block_n> rounded_gradient;
+    row_vector<real> logsumexp2, delta;
+    if (wg == consumers - 1) next_turn.arrive();
+
+    while (mail.wait().end > 0) {
+      const backward_query_work<C>& w = mail.current();
+      const int row = w.row + wg * 64;
+      const int64_t at = (static_cast<int64_t>(w.batch) * p.heads + w.head) * p.padded_q + row;
+      load_rows(logsumexp2, p.logsumexp2 + at, p.length_q - row, infinity<real>());
+      load_rows(delta, p.delta + at, p.length_q - row, real(0));
+      auto& q = query.wait();
+      auto& g = gradient.wait();
+
+      auto make_gradients = [&](int j) {
+        exp2_rows(scores, logsumexp2, p.scale_log2);
+        map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
+        const int column = j * C::block_n;
+        if (column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63)) {
+          const backward_visible<C> visible(p.mask, column, row);
+          zero_unless(score_gradient, [&](int r, int c) { return visible(c, r); });
+        }
+        convert(rounded_gradient, score_gradient);
+      };
+
+      const int first = uniform(w.first), end = uniform(w.end);
+      {
+        auto& k = key.wait();
+        auto& v = value.wait();
+        mma_begin(scores, score_gradient);
+        mma_ABt(scores, rows_of(q, wg * 64), k, 0);
+        mma_ABt(score_gradient, rows_of(g, wg * 64), v, 0);
+        mma_commit();
+        mma_wait<0>();
+        mma_done(scores, score_gradient);
+        value.release();
+      }
+      make_gradients(first);
+      fill(query_gradient, real(0));
+      for (int j = first + 1; j < end; j++) {
+        const int mine = uniform(wg * 64);  // anew in each step: descriptors made from it would else be kept in registers
+        auto& before = key.current();
+        auto& k = key.wait();
+        auto& v = value.wait();
+        my_turn.sync();
+        mma_begin(query_gradient, rounded_gradient, scores, score_gradient);
+        mma_AB(query_gradient, rounded_gradient, before, 1);
+        mma_ABt(scores, rows_of(q, mine), k, 0);
+        mma_ABt(score_gradient, rows_of(g, mine), v, 0);
+        mma_commit();
+        next_turn.arrive();
+        mma_wait<0>();
+        mma_done(query_gradient, scores, score_gradient);
+        key.release();
+        value.release();
+        make_gradients(j);
+      }
+      mma_begin(query_gradient, rounded_gradient);
+      mma_AB(query_gradient, rounded_gradient, key.current(), 1);
+      mma_commit();
+      mma_wait<0>();
+      mma_done(query_gradient);
+      key.release();
+      gradient.release();
+
+      map(query_gradient, [&](real x) { return x * p.scale; });
+      register_tile<T, C::head_dim> rounded;
+      convert(rounded, query_gradient);
+      store_async(p.grad_query, rows_of(q, wg * 64), rounded, {row, w.head, w.batch});
+      store_wait_read();
+      query.release();
+      mail.release();
+    }
+    if (wg == 0) my_turn.sync();  // takes the last turn that was passed on
+    store_wait_all();
+  }
+};
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens_torch

@@ -1,0 +1,177 @@
+// What the backward kernels share: a configuration's shapes, the parameters, and which tile is whose.
+#pragma once
+#include <type_traits>
+
+#include "../kittens/kittens.h"
+#include "backward_config.h"
+#include "backward_params.h"
+
+namespace kittens_torch {
+inline namespace KITTENS_MACHINE {
+
+#if KITTENS_SM90 || KITTENS_CHECKED
+inline constexpr bool registers_are_scarce = true;
+#else
+inline constexpr bool registers_are_scarce = false;
+#endif
+
+template <class T, const auto& Rows, int Row> struct backward_config {
+  using element = T;
+  using real = kittens::accumulator<T>;
+  static constexpr backward_row row = Rows[Row];
+  static constexpr int head_dim = row.head_dim, value_dim = row.value_dim;
+  static constexpr int block_q = row.block_q, block_k = row.block_k(), stages = row.stages, tile_stages = row.tile_stages;
+  static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
+  // The kernel with roles has registers to spare for its producer.
+  static constexpr int producer_registers = 24, consumer_registers = 240, roles_producer_registers = 40, roles_consumer_registers = 232;
+  // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
+  static constexpr bool split_columns = block_q == 64;
+  static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;
+
+  // dV's product runs under the making of dS; with 128 queries a step the registers do not hold what is then alive.
+  static constexpr bool values_early = block_q == 64;
+
+  static_assert(block_q == 64 || block_q == 128, "block_q: one or two tiles of 64 rows");
+  static_assert(!row.roles || !row.sums_query, "sums_query: only the kernel whose warpgroups own keys adds up dQ");
+  static_assert(!row.roles || block_q == 64, "block_q: the kernel with roles takes 64 queries a step");
+  static_assert(key_stages >= 2, "key_stages: a step of the kernel that owns queries holds two blocks of keys");
+  static_assert(block_n % 16 == 0, "block_n: products take keys 16 at a time");
+  static constexpr int key_registers = row.roles ? (head_dim > value_dim ? head_dim : value_dim) / 2 + block_q
+                                                 : (head_dim + value_dim) / 2 + block_q + block_q / 4;
+  static constexpr int query_registers = head_dim / 2 + block_n + block_n / 4;
+  static_assert(!registers_are_scarce || (key_registers <= consumer_registers - 16 && query_registers <= consumer_registers - 16),
+                "accumulators do not fit the registers");
+};
+
+template <class C> struct backward_tiles {
+  using T = typename C::element;
+  using query = kittens::shared_tile<T, C::block_q, C::head_dim>;
+  using gradient = kittens::shared_tile<T, C::block_q, C::value_dim>;
+  using key = kittens::shared_tile<T, C::block_k, C::head_dim>;
+  using value = kittens::shared_tile<T, C::block_k, C::value_dim>;
+  using key_rows = kittens::shared_tile<T, 64, C::head_dim>;
+  using value_rows = kittens::shared_tile<T, 64, C::value_dim>;
+  using query_sum = kittens::shared_tile<T, 64, C::query_sum_columns>;
+  // of the kernel that owns queries
+  using owned_query = kittens::shared_tile<T, C::block_m, C::head_dim>;
+  using owned_gradient = kittens::shared_tile<T, C::block_m, C::value_dim>;
+  using key_block = kittens::shared_tile<T, C::block_n, C::head_dim>;
+  using value_block = kittens::shared_tile<T, C::block_n, C::value_dim>;
+};
+
+// What every kernel of a pass knows of the problem.
+template <class C> struct backward_problem {
+  using real = typename C::real;
+  const real *logsumexp2, *delta;
+  interval_mask mask;
+  real scale, scale_log2;  // scale_log2 = log2(e) * scale: weights are made in base 2
+  int heads, group, length_q, padded_q;
+  int tiles, tiles_per_head;
+  int heads_in_l2;  // heads whose streamed tensors stay in the second-level cache together
+  kittens::tile_counter* counter;
+
+  // Tile number -> tile of a head, and head of the batch. Heads in groups that fit the second-level cache; in a group tile by tile, so that the
+  // longest ones, which the kernels number first, start first.
+  KITTENS_INLINE void locate(int tile, int& tile_of_head, int& head_of_batch) const {
+    const int per_group = heads_in_l2 * tiles_per_head, group_of_heads = tile / per_group, within = tile - group_of_heads * per_group;
+    const int left = tiles / tiles_per_head - group_of_heads * heads_in_l2, count = left < heads_in_l2 ? left : heads_in_l2;
+    tile_of_head = within / count;
+    head_of_batch = group_of_heads * heads_in_l2 + within % count;
+  }
+};
+
+// The kernels that own keys: parameters, and a tile's work.
+template <class C> struct backward_key_params : backward_problem<C> {
+  using typename backward_problem<C>::real;
+  using shapes = backward_tiles<C>;
+  kittens::tile_map<typename shapes::query> query;
+  kittens::tile_map<typename shapes::gradient> grad_output;
+  kittens::tile_map<typename shapes::key> key;
+  kittens::tile_map<typename shapes::value> value;
+  kittens::tile_map<typename shapes::key_rows> grad_key;
+  kittens::tile_map<typename shapes::value_rows> grad_value;
+  bool need_key, need_value;
+  real* query_sum;  // (batch, head, step, 64-row tile or half of its columns) in private order
+  int steps;        // query blocks of a head
+};
+
+// A block of keys of one head, and the query blocks first <= i < end that see any of it.
+template <class C> struct backward_key_work {
+  int key = -1, head, batch;  // key -1: no more tiles; head: of the keys
+  int first, end;
+  int tile;
+
+  KITTENS_INLINE backward_key_work() {}
+  KITTENS_INLINE backward_key_work(const backward_key_params<C>& p, int tile) : tile(tile) {
+    int block, rest;
+    p.locate(tile, block, rest);
+    key = block * C::block_k;
+    const int heads_k = p.heads / p.group;
+    batch = rest / heads_k;
+    head = rest - batch * heads_k;
+    // Key j is seen by the rows j - right <= i <= j + left.
+    const int beyond = key + C::block_k, last = (beyond < p.mask.length_k ? beyond : p.mask.length_k) - 1;
+    const int first_row = key - p.mask.right, end_row = last + p.mask.left + 1;
+    first = first_row > 0 ? first_row / C::block_q : 0;
+    end = end_row <= 0 ? 0 : end_row < p.length_q ? (end_row + C::block_q - 1) / C::block_q : p.steps;
+    if (end < first) end = first;
+  }
+};
+
+// Of the query blocks that see a tile of keys, those of plain_first <= i < plain_end see all of it.
+template <class C> struct backward_key_blocks {
+  int first, end, plain_first, plain_end;
+
+  KITTENS_INLINE backward_key_blocks(const backward_key_params<C>& p, const backward_key_work<C>& w)
+      : first(kittens::uniform(w.first)), end(kittens::uniform(w.end)) {
+    // All keys of the tile are seen by the rows beyond - 1 - right <= i <= key + left. Keys past the end count as unseen.
+    const int key = kittens::uniform(w.key), beyond = key + C::block_k;
+    const int plain_row = beyond - 1 - p.mask.right, plain_end_row = key + p.mask.left + 1;
+    plain_first = plain_row > 0 ? (plain_row + C::block_q - 1) / C::block_q : 0;
+    plain_end = plain_end_row <= 0 ? 0 : plain_end_row < p.length_q ? plain_end_row / C::block_q : p.steps;
+    if (beyond > p.mask.length_k) plain_first = plain_end = end;
+    plain_first = plain_first < first ? first : plain_first > end ? end : plain_first;
+    plain_end = plain_end > end ? end : plain_end < plain_first ? plain_first : plain_end;
+  }
+};
+
+// Whether row i sees key j, for a tile of keys x queries that starts at (key, row).
+template <class C> struct backward_visible {
+  int right, left, keys;
+
+  KITTENS_INLINE backward_visible(const interval_mask& mask, int key, int row)
+      : right(mask.right + row - key), left(mask.left - row + key), keys(mask.length_k - key) {}
+  KITTENS_INLINE bool operator()(int r, int c) const { return r - c <= right && c - r <= left && r < keys; }
+};
+
+// The kernel that owns queries.
+template <class C> struct backward_query_params : backward_problem<C> {
+  using shapes = backward_tiles<C>;
+  kittens::tile_map<typename shapes::owned_query> query;
+  kittens::tile_map<typename shapes::owned_gradient> grad_output;
+  kittens::tile_map<typename shapes::key_block> key;
+  kittens::tile_map<typename shapes::value_block> value;
+  kittens::tile_map<typename shapes::key_rows> grad_query;
+};
+
+// A block of rows of one head, and the key blocks first <= j < end that any of them sees.
+template <class C> struct backward_query_work {
+  int row, head, batch;
+  int first, end = 0;  // end 0: no more tiles
+
+  KITTENS_INLINE backward_query_work() {}
+  KITTENS_INLINE backward_query_work(const backward_query_params<C>& p, int tile) {
+    int block, rest;
+    p.locate(tile, block, rest);
+    row = (p.tiles_per_head - 1 - block) * C::block_m;
+    batch = rest / p.heads;
+    head = rest - batch * p.heads;
+    const int last_row = (row + C::block_m < p.length_q ? row + C::block_m : p.length_q) - 1, last_end = p.mask.end_key(last_row);
+    first = p.mask.first_key(row) / C::block_n;
+    end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
+    if (end <= first) end = first + 1;  // rows without a key visit one block, wholly masked
+  }
+};
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens_torch

@@ -1,0 +1,139 @@
+// From the host's arguments to the backward's kernels, one after the other. The same code for every machine.
+#pragma once
+#include <utility>
+
+#include "backward.cuh"
+
+namespace kittens_torch {
+inline namespace KITTENS_MACHINE {
+
+// Heads whose streamed tensors fit 32 of the H200's 60 MB second-level cache together: a power of two, so that heads divide evenly. One, where
+// tiles of a head are of one length: they then start side by side.
+inline int heads_that_share_l2(const interval_mask& mask, int64_t heads, int64_t bytes_per_head) {
+  int64_t count = 1;
+  if (!is_open(mask))
+    while (count * 2 <= heads && count * 2 * bytes_per_head <= int64_t(32) << 20) count *= 2;
+  return static_cast<int>(count);
+}
+
+template <class C> struct backward_launch {
+  using real = typename C::real;
+  const backward_arguments& a;
+  const kittens::execution& execution;
+  const int batch = static_cast<int>(a.query.size[0]), heads = static_cast<int>(a.query.size[1]), heads_k = static_cast<int>(a.key.size[1]);
+  const int length_q = static_cast<int>(a.query.size[2]);
+  const int64_t columns = a.query.size[3] + a.value.size[3];
+
+  // A view with fewer keys: what no row sees is outside the tensor, so it is neither loaded nor written.
+  kittens::tensor_view seen(kittens::tensor_view view) const {
+    view.data = static_cast<typename C::element*>(view.data) + a.mask.start * view.stride[2];
+    view.size[2] = a.mask.length_k > 0 ? a.mask.length_k : 1;
+    return view;
+  }
+
+  void set(backward_problem<C>& p, int tiles_per_head, int tile_heads, int64_t bytes_per_head, kittens::tile_counter* counter) const {
+    p.logsumexp2 = static_cast<const real*>(a.logsumexp2);
+    p.delta = static_cast<const real*>(a.delta);
+    p.mask = a.mask;
+    p.scale = static_cast<real>(a.scale);
+    p.scale_log2 = static_cast<real>(a.scale * 1.4426950408889634);
+    p.heads = heads;
+    p.group = heads / heads_k;
+    p.length_q = length_q;
+    p.padded_q = a.padded_q;
+    p.tiles_per_head = tiles_per_head;
+    p.tiles = tiles_per_head * tile_heads * batch;
+    p.heads_in_l2 = heads_that_share_l2(a.mask, static_cast<int64_t>(batch) * tile_heads, bytes_per_head);
+    p.counter = counter;
+  }
+
+  const char* prepare() const {
+    backward_prepare_params<C> p;
+    const char* error = nullptr;
+    if ((error = kittens::make_tile_map(p.output, a.output)) || (error = kittens::make_tile_map(p.grad_output, a.grad_output))) return error;
+    p.logsumexp = static_cast<const real*>(a.logsumexp);
+    p.grad_logsumexp = static_cast<const real*>(a.grad_logsumexp);
+    p.logsumexp2 = static_cast<real*>(a.logsumexp2);
+    p.delta = static_cast<real*>(a.delta);
+    p.heads = heads;
+    p.length_q = length_q;
+    p.padded_q = a.padded_q;
+    return kittens::launch<backward_prepare<C>>(p, batch * heads * (a.padded_q / 64), execution);
+  }
+
+  template <class Kernel> const char* keys() const {
+    backward_key_params<C> p;
+    const kittens::tensor_view key = seen(a.key), value = seen(a.value);
+    const char* error = nullptr;
+    if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.grad_output, a.grad_output)) ||
+        (error = kittens::make_tile_map(p.key, key)) || (error = kittens::make_tile_map(p.value, value)))
+      return error;
+    p.need_key = a.grad_key.data != nullptr;
+    p.need_value = a.grad_value.data != nullptr;
+    if (p.need_key && (error = kittens::make_tile_map(p.grad_key, seen(a.grad_key)))) return error;
+    if (p.need_value && (error = kittens::make_tile_map(p.grad_value, seen(a.grad_value)))) return error;
+    set(p, (a.mask.length_k + C::block_k - 1) / C::block_k, heads_k, columns * length_q * (heads / heads_k) * sizeof(typename C::element),
+        a.key_counter);
+    p.query_sum = static_cast<real*>(a.query_sum);
+    p.steps = a.padded_q / C::block_q;
+    return kittens::launch<Kernel>(p, a.key_grid, execution);
+  }
+
+  const char* query() const {
+    backward_query_params<C> p;
+    const kittens::tensor_view key = seen(a.key), value = seen(a.value);
+    const char* error = nullptr;
+    if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.grad_output, a.grad_output)) ||
+        (error = kittens::make_tile_map(p.key, key)) || (error = kittens::make_tile_map(p.value, value)) ||
+        (error = kittens::make_tile_map(p.grad_query, a.grad_query)))
+      return error;
+    set(p, (length_q + C::block_m - 1) / C::block_m, heads, columns * a.mask.length_k * heads_k / heads * sizeof(typename C::element),
+        a.query_counter);
+    return kittens::launch<backward_query_kernel<C>>(p, a.query_grid, execution);
+  }
+
+  const char* finish() const {
+    backward_finish_params<C> p;
+    if (const char* error = kittens::make_tile_map(p.grad_query, a.grad_query)) return error;
+    p.query_sum = static_cast<const real*>(a.query_sum);
+    p.scale = static_cast<real>(a.scale);
+    p.heads = heads;
+    p.steps = a.padded_q / C::block_q;
+    return kittens::launch<backward_finish<C>>(p, batch * heads * p.steps * 2, execution);
+  }
+
+  const char* run() const {
+    if (const char* error = prepare()) return error;
+    if constexpr (C::row.sums_query)
+      if (a.query_sum) {
+        const char* error = keys<backward_keys_kernel<C, true>>();
+        return error ? error : finish();
+      }
+    if (a.grad_key.data || a.grad_value.data) {
+      const char* error;
+      if constexpr (C::row.roles)
+        error = keys<backward_roles_kernel<C>>();
+      else
+        error = keys<backward_keys_kernel<C, false>>();
+      if (error) return error;
+    }
+    return a.grad_query.data ? query() : nullptr;
+  }
+};
+
+template <class C> const char* launch_backward(const backward_arguments& a, const kittens::execution& execution) {
+  return backward_launch<C>{a, execution}.run();
+}
+
+template <class T, const auto& Rows, int... Row> backward_launcher backward_launcher_at(int configuration, std::integer_sequence<int, Row...>) {
+  static constexpr backward_launcher launchers[] = {&launch_backward<backward_config<T, Rows, Row>>...};
+  return launchers[configuration];
+}
+
+// The launcher of one row of a table, for one element type.
+template <class T, const auto& Rows, int Count> backward_launcher find_backward_launcher(int configuration) {
+  return backward_launcher_at<T, Rows>(configuration, std::make_integer_sequence<int, Count>{});
+}
+
+}  // namespace KITTENS_MACHINE
+}  // namespace kittens_torch

@@ -1,0 +1,267 @@
+// The backward operators: checks, copies of what a kernel cannot take, gradients, workspace, plan, launch.
+#include "backward.h"
+
+#include <vector>
+
+#include "../attention/instances/backward.h"
+#include "../attention/plan.h"
+#include "inputs.h"
+#include "machine.h"
+
+namespace kittens_torch {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+constexpr int64_t most_values = int64_t(1) << 31;  // tiles, and rows of the workspace
+
+// A call's tensors and settings, the same for every machine.
+struct backward_call {
+  const std::optional<Tensor>&grad_output, &grad_logsumexp;
+  const Tensor &query, &key, &value, &output, &logsumexp;
+  double scale;
+  int64_t corner, window_left, window_right;
+  bool need_query, need_key, need_value, deterministic;
+  int64_t configuration;
+
+  ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+  backward_request request() const { return {need_query, need_key || need_value, deterministic}; }
+};
+
+void check_shape(const char* name, const Tensor& t, const Tensor& like, ScalarType type, std::initializer_list<int64_t> sizes) {
+  bool same = t.dim() == static_cast<int64_t>(sizes.size());
+  std::string expected;
+  int64_t d = 0;
+  for (const int64_t size : sizes) {
+    same = same && t.size(d++) == size;
+    expected += (expected.empty() ? "(" : ", ") + std::to_string(size);
+  }
+  check(same, name, " must have shape ", expected, "), got ", shape_text(t));
+  check(t.scalar_type() == type, name, ": its dtype must be that of the forward's ", sizes.size() == 4 ? "output" : "logsumexp");
+  check(t.is_cuda() == like.is_cuda() && t.get_device_index() == like.get_device_index(), name, " must be on the query's device");
+}
+
+void check_call(const backward_call& c) {
+  check_inputs(c.query, c.key, c.value, c.scale, c.corner, c.window_left, c.window_right);
+  const int64_t batch = c.query.size(0), heads = c.query.size(1), length = c.query.size(2), columns = c.value.size(3);
+  check_shape("output", c.output, c.query, c.query.scalar_type(), {batch, heads, length, columns});
+  check_shape("logsumexp", c.logsumexp, c.query, c.real(), {batch, heads, length});
+  if (c.grad_output) check_shape("grad_output", *c.grad_output, c.query, c.query.scalar_type(), {batch, heads, length, columns});
+  if (c.grad_logsumexp) check_shape("grad_logsumexp", *c.grad_logsumexp, c.query, c.real(), {batch, heads, length});
+}
+
+void check_plan(const backward_plan& plan, int64_t configuration) {
+  check(plan.configuration >= 0, "configuration ", configuration, ": ", plan.reason);
+  check(plan.key_tiles < most_values && plan.query_tiles < most_values, "the problem has ", plan.query_tiles, " and ", plan.key_tiles,
+        " tiles; less than 2^31 are allowed");
+  const int64_t rows = (plan.workspace_values - plan.query_sum_values) / 2;
+  check(rows < most_values, "the problem has ", rows, " query rows of all heads, counted in whole steps; less than 2^31 are allowed");
+}
+
+// Like its input in dtype and layout; empty where it is not asked for.
+Tensor make_gradient(const Tensor& like, bool needed) {
+  if (!needed) return empty_contiguous({0}, like.scalar_type(), like);
+  const shape4 sizes{like.size(0), like.size(1), like.size(2), like.size(3)}, strides = strides_in_order_of(like, sizes, 4);
+  return empty_strided(sizes.data(), strides.data(), 4, like.scalar_type(), like);
+}
+
+// A gradient as the kernel writes it: in place, or through memory that TMA can write.
+struct kernel_output {
+  Tensor gradient;
+  kernel_input written;  // its tensor is the gradient itself, or is copied there
+  bool direct;
+
+  void finish() {
+    if (!direct) torch::stable::copy_(gradient, written.tensor);
+  }
+};
+
+kernel_output output_of(const Tensor& gradient, bool needed, bool cuda, int64_t element_bytes) {
+  if (!needed) return {gradient, {gradient, {}}, true};
+  if (!cuda) return {gradient, as_is(gradient), true};
+  const shape4 strides = usable_strides(gradient, element_bytes);
+  if (fits_tma(gradient, strides, element_bytes)) return {gradient, {gradient, view_of(gradient, strides)}, true};
+  return {gradient, aligned(gradient, {gradient.size(0), gradient.size(1), gradient.size(2), gradient.size(3)}, element_bytes), false};
+}
+
+Tensor dense_rows(const Tensor& t) {
+  if (t.is_contiguous()) return t;
+  Tensor copy = empty_contiguous({t.size(0), t.size(1), t.size(2)}, t.scalar_type(), t);
+  torch::stable::copy_(copy, t);
+  return copy;
+}
+
+// Without a gradient of the output: one row of zeros, everywhere.
+kernel_input no_gradient(const Tensor& output, int64_t element_bytes) {
+  const int64_t step = tma_alignment / element_bytes;
+  Tensor row = empty_contiguous({(output.size(3) + step - 1) / step * step}, output.scalar_type(), output);
+  torch::stable::zero_(row);
+  kernel_input input{row, view_of(output, {0, 0, 0, 1})};
+  input.view.data = row.data_ptr();
+  return input;
+}
+
+// Everything that a launch needs and that must live until it has been made.
+class prepared_call {
+ public:
+  prepared_call(const backward_call& c, const forward_problem& problem, const backward_plan& plan, bool cuda)
+      : c(c), plan(plan), element_bytes(problem.type == element_type::float64 ? 8 : problem.type == element_type::float32 ? 4 : 2),
+        gradients{make_gradient(c.query, c.need_query), make_gradient(c.key, c.need_key), make_gradient(c.value, c.need_value)} {
+    if (settle_empty()) return;
+    launches = c.need_query || c.need_key || c.need_value;
+    if (!launches) return;
+    const auto input = [&](const Tensor& t) { return cuda ? input_for_tma(t, element_bytes) : as_is(t); };
+    inputs[0] = input(c.query);
+    inputs[1] = input(c.key);
+    inputs[2] = input(c.value);
+    inputs[3] = input(c.output);
+    inputs[4] = c.grad_output ? input(*c.grad_output) : no_gradient(c.output, element_bytes);
+    logsumexp = dense_rows(c.logsumexp);
+    if (c.grad_logsumexp) grad_logsumexp = dense_rows(*c.grad_logsumexp);
+    for (int i = 0; i < 3; i++) outputs.push_back(output_of(gradients[i], needed(i), cuda, element_bytes));
+    // Keys that no row sees belong to no tile.
+    if (plan.mask.length_k < c.key.size(2))
+      for (int i = 1; i < 3; i++)
+        if (needed(i)) torch::stable::zero_(outputs[i].written.tensor);
+    workspace = empty_contiguous({plan.workspace_values}, c.real(), c.query);
+    const int64_t real_bytes = c.real() == ScalarType::Double ? 8 : 4, rows = (plan.workspace_values - plan.query_sum_values) / 2;
+    char* memory = static_cast<char*>(workspace->data_ptr());
+    arguments = {inputs[0].view,
+                 inputs[1].view,
+                 inputs[2].view,
+                 inputs[3].view,
+                 inputs[4].view,
+                 outputs[0].written.view,
+                 outputs[1].written.view,
+                 outputs[2].written.view,
+                 logsumexp->data_ptr(),
+                 grad_logsumexp ? grad_logsumexp->data_ptr() : nullptr,
+                 memory,
+                 memory + rows * real_bytes,
+                 plan.sums_query ? memory + 2 * rows * real_bytes : nullptr,
+                 problem.type,
+                 plan.configuration,
+                 static_cast<int>(plan.padded_q),
+                 plan.key_grid,
+                 plan.query_grid,
+                 c.scale,
+                 plan.mask,
+                 nullptr,
+                 nullptr};
+    query_sum_bytes = static_cast<size_t>(plan.query_sum_values * real_bytes);
+  }
+
+  backward_result finish() {
+    for (kernel_output& output : outputs) output.finish();
+    return {gradients[0], gradients[1], gradients[2]};
+  }
+
+  bool launches = false;
+  backward_arguments arguments{};
+  size_t query_sum_bytes = 0;
+
+ private:
+  const backward_call& c;
+  const backward_plan& plan;
+  const int64_t element_bytes;
+  Tensor gradients[3];
+  kernel_input inputs[5];
+  std::optional<Tensor> logsumexp, grad_logsumexp, workspace;
+  std::vector<kernel_output> outputs;
+
+  bool needed(int i) const { return i == 0 ? c.need_query : i == 1 ? c.need_key : c.need_value; }
+
+  // Nothing to multiply: no query row, or no key for any row.
+  bool settle_empty() {
+    if (c.logsumexp.numel() > 0 && plan.mask.length_k > 0) return false;
+    for (Tensor& gradient : gradients) torch::stable::zero_(gradient);
+    return true;
+  }
+};
+
+backward_result run_cpu(const backward_call& c, std::optional<int64_t> checked_seed) {
+  check_call(c);
+  const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
+  forward_problem problem = problem_of(machine_kind::cpu, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, threads);
+  if (checked_seed) problem.machine = machine_kind::sm90;  // the checked machine runs the H200's configurations
+  const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
+  check_plan(plan, c.configuration);
+  prepared_call call(c, problem, plan, false);
+  if (!call.launches) return call.finish();
+  kittens::tile_counter counters[2]{};
+  if (plan.key_tiles > plan.key_grid) call.arguments.key_counter = counters;
+  if (plan.query_tiles > plan.query_grid) call.arguments.query_counter = counters + 1;
+  if (call.query_sum_bytes) __builtin_memset(call.arguments.query_sum, 0, call.query_sum_bytes);
+  const backward_launcher launch =
+      checked_seed ? find_backward_checked(problem.type, plan.configuration) : find_backward_cpu(problem.type, plan.configuration);
+  check(launch != nullptr, "query: its dtype is not compiled for this machine");
+  const char* error = launch(call.arguments, cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0))));
+  check(error == nullptr, error ? error : "");
+  return call.finish();
+}
+
+}  // namespace
+
+backward_result backward_cpu(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
+                             Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                             bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
+  return run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right, need_query, need_key,
+                  need_value, deterministic, configuration},
+                 std::nullopt);
+}
+
+backward_result checked_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
+                                 Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                                 bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration, int64_t seed) {
+  return run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right, need_query, need_key,
+                  need_value, deterministic, configuration},
+                 seed);
+}
+
+#ifdef KITTENS_CUDA
+
+backward_result backward_cuda(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
+                              Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                              bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
+  const backward_call c{grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right, need_query,
+                        need_key, need_value, deterministic, configuration};
+  check_call(c);
+  const int device = query.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  if (const char* error = kittens::use_device(device)) check(false, "device ", device, ": ", error);
+  const int capability = kittens::compute_capability(device);
+  check(capability == 90, "device ", device, " has compute capability ", capability / 10, ".", capability % 10,
+        "; the kernels are for 9.0 (H100, H200)");
+  const forward_problem problem =
+      problem_of(machine_kind::sm90, query, key, value, corner, window_left, window_right, kittens::multiprocessors(device));
+  const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(configuration));
+  check_plan(plan, configuration);
+  prepared_call call(c, problem, plan, true);
+  if (!call.launches) return call.finish();
+
+  void* stream = current_stream(device);
+  backward_arguments& arguments = call.arguments;
+  const bool key_counter = !is_open(plan.mask) && plan.key_tiles > plan.key_grid;
+  const bool query_counter = !is_open(plan.mask) && plan.query_tiles > plan.query_grid;
+  std::optional<Tensor> captured_counters;
+  if ((key_counter || query_counter) && kittens::is_capturing(stream)) {
+    captured_counters = empty_contiguous({4}, ScalarType::Int, query);
+    auto* counters = static_cast<kittens::tile_counter*>(captured_counters->data_ptr());
+    if (const char* error = kittens::clear_async(counters, 2 * sizeof *counters, stream)) check(false, "tile counter: ", error);
+    if (key_counter) arguments.key_counter = counters;
+    if (query_counter) arguments.query_counter = counters + 1;
+  } else {
+    if (key_counter) arguments.key_counter = kittens::pooled_counter(device);
+    if (query_counter) arguments.query_counter = kittens::pooled_counter(device);
+    check((!key_counter || arguments.key_counter) && (!query_counter || arguments.query_counter), "device ", device, " gives no tile counter");
+  }
+  if (call.query_sum_bytes)
+    if (const char* error = kittens::clear_async(arguments.query_sum, call.query_sum_bytes, stream)) check(false, "dQ's sums: ", error);
+  const char* error = find_backward_sm90(problem.type, plan.configuration)(arguments, {stream});
+  check(error == nullptr, error ? error : "");
+  return call.finish();
+}
+
+#endif
+
+}  // namespace kittens_torch
