@@ -163,6 +163,23 @@ def test_places_that_the_gpu_refuses(loads: bool, place: tuple[int, int, int, in
         Machine("checked").run("copy bf16 64 64", [source, out], both)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "integers_", "said"),
+    [
+        ("mma_ABt_shared bf16 64 64", [(128, 64), (64, 64)], [0, 4], "rows_of: first row 4 is not a multiple of 8"),
+        ("mma_AtB bf16 64 64", [(64, 128), (64, 64)], [0, 32], "columns_of: first column 32 is not a multiple of 64"),
+    ],
+)
+def test_operands_that_the_gpu_cannot_begin_there(
+    kernel: str, shapes: list[tuple[int, int]], integers_: list[int], said: str
+) -> None:
+    """On the GPU these would silently take other rows or columns."""
+    operands = [torch.zeros(1, 1, *shape, dtype=torch.bfloat16) for shape in shapes]
+    sums = [torch.zeros(64, 64) for _ in range(2)]
+    with pytest.raises(KernelError, match=said):
+        Machine("checked").run(kernel, [*operands, *sums], integers_)
+
+
 def awkward(*shape: int, element: str) -> Tensor:
     """Normal values of all sizes, and those that rounding may get wrong: halfway cases, Inf, NaN, overflow."""
     values = torch.randn(shape, dtype=torch.float64) * 10.0 ** torch.randint(-6, 5, shape)

@@ -29,7 +29,7 @@ inline constexpr backward_row backward_rows_sm90[] = {
     // Above 128 dK and dV of 64 keys take all registers of a warpgroup: two share them.
     {192, 128, true, 64, 2, 2, false, 80, 2, 2},
     {192, 192, true, 64, 2, 1, false, 80, 2, 2},
-    {256, 256, true, 64, 2, 1, false, 64, 2, 1},
+    {256, 256, true, 64, 2, 1, true, 64, 2, 1},
 };
 
 // The cpu machine: no limit of registers, so that both warpgroups share the tiles of Q and dO; dQ is summed by its owner, always.
@@ -44,7 +44,7 @@ inline constexpr int backward_count_cpu = sizeof(backward_rows_cpu) / sizeof(bac
 
 // Shared memory of a row's tiles, of the kernel that owns keys and of the one that owns queries.
 constexpr int backward_key_bytes(const backward_row& r, int element_bytes, bool sums_query) {
-  const int both = r.head_dim + r.value_dim, weights = r.roles ? 2 * 64 * r.block_q : sums_query ? 2 * 128 * r.block_q : 0;
+  const int both = r.head_dim + r.value_dim, weights = (r.roles ? 2 * 64 * r.block_q : 0) + (sums_query ? 2 * r.block_k() * r.block_q : 0);
   return element_bytes * (both * (r.tile_stages * r.block_k() + r.stages * r.block_q) + weights) + 8 * r.stages * r.block_q;
 }
 constexpr int backward_query_bytes(const backward_row& r, int element_bytes) {

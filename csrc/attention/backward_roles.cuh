@@ -3,23 +3,26 @@
 //
 //   warpgroup 1: dV += P^T(n-1) dO(n-1), S^T(n) = K Q(n)^T   as one group, then P^T(n), which the other one gets through shared memory
 //   warpgroup 2: dK += dS^T(n-1) Q(n-1), dP^T(n) = V dO(n)^T as one group, then dS^T(n)
-// Both do the same products, and one's elementwise part runs under the other's products.
+// Both do the same products, and one's elementwise part runs under the other's products. SumsQuery: dS^T(n) goes through shared memory too, and
+// each of them adds half of the columns of dQ(n) to the sums in memory, after its elementwise part of step n + 1.
 //
-// Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barriers `ready + b` and `read + b`: weights are in
-// buffer b, and have been read from it; `meet`: both are done with K and V.
+// Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barriers `weights_stored + b` and `weights_read + b`:
+// P^T is in buffer b, and has been read from it; `gradients_stored + b` and `gradients_read + b`: the same of dS^T; `own`: of warpgroup 2 alone;
+// `met`: both are done with K and V.
 #pragma once
 #include "backward_keys.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
-template <class C> struct backward_roles_shared {
+template <class C, bool SumsQuery> struct backward_roles_shared {
   using shapes = backward_tiles<C>;
   typename shapes::key key[C::tile_stages];
   typename shapes::value value[C::tile_stages];
   typename shapes::query query[C::stages];
   typename shapes::gradient gradient[C::stages];
   kittens::shared_tile<typename C::element, 64, C::block_q> weights[2];
+  kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
   kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
   kittens::ring_flags<C::stages> query_flags, gradient_flags;
@@ -29,25 +32,29 @@ template <class C> struct backward_roles_shared {
 // The steps of a tile: the query blocks that see it, of each head of the group in turn.
 template <class C> struct backward_step_walk {
   backward_key_blocks<C> blocks;
-  int i, heads_left;
+  int i, heads_left, head;
 
   KITTENS_INLINE backward_step_walk(const backward_key_params<C>& p, const backward_key_work<C>& w)
-      : blocks(p, w), i(blocks.first), heads_left(blocks.end > blocks.first ? p.group : 0) {}
+      : blocks(p, w), i(blocks.first), heads_left(blocks.end > blocks.first ? p.group : 0),
+        head(kittens::uniform((w.batch * p.heads + w.head * p.group) * p.steps)) {}
   KITTENS_INLINE bool more() const { return heads_left > 0; }
+  KITTENS_INLINE int step() const { return head + i; }  // among all steps of all heads
   KITTENS_INLINE bool masked() const { return i < blocks.plain_first || i >= blocks.plain_end; }
-  KITTENS_INLINE void advance() {
+  KITTENS_INLINE void advance(int steps) {
     if (++i == blocks.end) {
       i = blocks.first;
       heads_left--;
+      head += steps;
     }
   }
 };
 
-template <class C> struct backward_roles_kernel {
+template <class C, bool SumsQuery> struct backward_roles_kernel {
   using params = backward_key_params<C>;
-  using shared = backward_roles_shared<C>;
+  using shared = backward_roles_shared<C, SumsQuery>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
-  static constexpr int ready = kittens::first_free_barrier, read = ready + 2, met = read + 2;
+  static constexpr int weights_stored = kittens::first_free_barrier, weights_read = weights_stored + 2;
+  static constexpr int gradients_stored = weights_read + 2, gradients_read = gradients_stored + 2, own = gradients_read + 2, met = own + 1;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -76,6 +83,19 @@ template <class C> struct backward_roles_kernel {
   using T = typename C::element;
   using real = typename C::real;
 
+  // Half of the columns of dQ of a step, from dS^T in a buffer and K.
+  static KITTENS_KERNEL void sum_query(const params& p, shared& s, const typename shared::shapes::key& k, int part, int buffer, int step) {
+    using namespace kittens;
+    auto& ds = s.score_gradients.tile.tile[buffer];
+    register_tile<real, C::query_sum_columns> query_gradient;
+    mma_begin(query_gradient);
+    mma_AtB(query_gradient, columns_of(ds, 0), columns_of(k, part * C::query_sum_columns), 0);
+    mma_commit();
+    mma_wait<0>();
+    mma_done(query_gradient);
+    add_to(p.query_sum + (static_cast<int64_t>(step) * 2 + part) * C::query_sum_tile, query_gradient);
+  }
+
   static KITTENS_KERNEL void sum_values(const params& p, shared& s) {
     using namespace kittens;
     consumer key(s.key, s.key_flags);
@@ -87,9 +107,12 @@ template <class C> struct backward_roles_kernel {
     register_tile<real, C::block_q> scores;
     register_tile<T, C::block_q> weights;
     int buffer = 0;
+    if constexpr (SumsQuery)
+      for (int b = 0; b < 2; b++) named_barrier{gradients_read + b, consumers}.arrive();  // both are free
 
     while (mail.wait().key >= 0) {
       const backward_key_work<C>& w = mail.current();
+      value.follow(key);
       auto& k = key.wait();
       auto& v = value.wait();
       auto make_weights = [&](const backward_step_walk<C>& at) {  // of the query block that was waited for last
@@ -100,10 +123,18 @@ template <class C> struct backward_roles_kernel {
           zero_unless(scores, visible);
         }
         convert(weights, scores);
-        named_barrier{read + buffer, consumers}.sync();
+        named_barrier{weights_read + buffer, consumers}.sync();
         store(rows_of(s.weights[buffer], 0), weights);
-        named_barrier{ready + buffer, consumers}.arrive();
+        named_barrier{weights_stored + buffer, consumers}.arrive();
         buffer ^= 1;
+      };
+
+      auto sum_query_of = [&](int step, int from) {
+        if constexpr (SumsQuery) {
+          named_barrier{gradients_stored + from, consumers}.sync();
+          sum_query(p, s, k, 0, from, step);
+          named_barrier{gradients_read + from, consumers}.arrive();
+        }
       };
 
       fill(value_gradient, real(0));
@@ -116,7 +147,8 @@ template <class C> struct backward_roles_kernel {
         mma_wait<0>();
         mma_done(scores);
         make_weights(at);
-        for (at.advance(); at.more(); at.advance()) {
+        int before = at.step();
+        for (at.advance(p.steps); at.more(); at.advance(p.steps)) {
           auto& g = gradient.wait();
           auto& q = query.wait();
           mma_begin(value_gradient, weights, scores);
@@ -127,6 +159,8 @@ template <class C> struct backward_roles_kernel {
           mma_done(value_gradient, scores);
           gradient.release();
           make_weights(at);
+          sum_query_of(before, buffer);  // the buffer before the one just filled
+          before = at.step();
         }
         auto& g = gradient.wait();
         mma_begin(value_gradient, weights);
@@ -135,6 +169,7 @@ template <class C> struct backward_roles_kernel {
         mma_wait<0>();
         mma_done(value_gradient);
         gradient.release();
+        sum_query_of(before, buffer ^ 1);
       }
 
       named_barrier{met, consumers}.sync();
@@ -148,7 +183,7 @@ template <class C> struct backward_roles_kernel {
       value.release();
       mail.release();
     }
-    for (int b = 0; b < 2; b++) named_barrier{read + b, consumers}.sync();  // takes what was passed on
+    for (int b = 0; b < 2; b++) named_barrier{weights_read + b, consumers}.sync();  // takes what was passed on
   }
 
   static KITTENS_KERNEL void sum_keys(const params& p, shared& s) {
@@ -162,17 +197,17 @@ template <class C> struct backward_roles_kernel {
     register_tile<real, C::block_q> score_gradient, weights;
     register_tile<T, C::block_q> rounded_gradient;
     int buffer = 0;
-    for (int b = 0; b < 2; b++) named_barrier{read + b, consumers}.arrive();  // both are free
+    for (int b = 0; b < 2; b++) named_barrier{weights_read + b, consumers}.arrive();  // both are free
 
     while (mail.wait().key >= 0) {
       const backward_key_work<C>& w = mail.current();
+      value.follow(key);
       auto& k = key.wait();
       auto& v = value.wait();
       auto make_gradients = [&](const backward_step_walk<C>& at) {  // of the block of dO that was waited for last
-        named_barrier{ready + buffer, consumers}.sync();
+        named_barrier{weights_stored + buffer, consumers}.sync();
         load(weights, rows_of(s.weights[buffer], 0));
-        named_barrier{read + buffer, consumers}.arrive();
-        buffer ^= 1;
+        named_barrier{weights_read + buffer, consumers}.arrive();
         const auto& delta = s.delta[gradient.last()];
         if (at.masked())
           map_columns(score_gradient, weights, delta, backward_score_gradient<real, true>{});
@@ -180,6 +215,13 @@ template <class C> struct backward_roles_kernel {
           map_columns(score_gradient, weights, delta, backward_score_gradient<real, false>{});
         convert(rounded_gradient, score_gradient);
         gradient.release();
+        if constexpr (SumsQuery) {
+          named_barrier{gradients_read + buffer, consumers}.sync();
+          store(rows_of(s.score_gradients.tile.tile[buffer], 0), rounded_gradient);
+          publish({own, 1});
+          named_barrier{gradients_stored + buffer, consumers}.arrive();
+        }
+        buffer ^= 1;
       };
 
       fill(key_gradient, real(0));
@@ -192,7 +234,8 @@ template <class C> struct backward_roles_kernel {
         mma_wait<0>();
         mma_done(score_gradient);
         make_gradients(at);
-        for (at.advance(); at.more(); at.advance()) {
+        int before = at.step();
+        for (at.advance(p.steps); at.more(); at.advance(p.steps)) {
           auto& q = query.wait();
           auto& g = gradient.wait();
           mma_begin(key_gradient, rounded_gradient, score_gradient);
@@ -203,6 +246,8 @@ template <class C> struct backward_roles_kernel {
           mma_done(key_gradient, score_gradient);
           query.release();
           make_gradients(at);
+          if constexpr (SumsQuery) sum_query(p, s, k, 1, buffer, before);  // the buffer before the one just filled
+          before = at.step();
         }
         auto& q = query.wait();
         mma_begin(key_gradient, rounded_gradient);
@@ -211,6 +256,7 @@ template <class C> struct backward_roles_kernel {
         mma_wait<0>();
         mma_done(key_gradient);
         query.release();
+        if constexpr (SumsQuery) sum_query(p, s, k, 1, buffer ^ 1, before);
       }
 
       named_barrier{met, consumers}.sync();
@@ -225,6 +271,8 @@ template <class C> struct backward_roles_kernel {
       value.release();
       mail.release();
     }
+    if constexpr (SumsQuery)
+      for (int b = 0; b < 2; b++) named_barrier{gradients_read + b, consumers}.sync();  // takes what was passed on
   }
 };
 

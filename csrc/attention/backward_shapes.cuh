@@ -23,7 +23,7 @@ template <class T, const auto& Rows, int Row> struct backward_config {
   static constexpr int block_q = row.block_q, block_k = row.block_k(), stages = row.stages, tile_stages = row.tile_stages;
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
   // The kernel with roles has registers to spare for its producer.
-  static constexpr int producer_registers = 24, consumer_registers = 240, roles_producer_registers = 40, roles_consumer_registers = 232;
+  static constexpr int producer_registers = 24, consumer_registers = 240, roles_producer_registers = 24, roles_consumer_registers = 240;
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
   static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;
@@ -32,7 +32,7 @@ template <class T, const auto& Rows, int Row> struct backward_config {
   static constexpr bool values_early = block_q == 64;
 
   static_assert(block_q == 64 || block_q == 128, "block_q: one or two tiles of 64 rows");
-  static_assert(!row.roles || !row.sums_query, "sums_query: only the kernel whose warpgroups own keys adds up dQ");
+  static_assert(!row.sums_query || head_dim % 128 == 0 || !split_columns, "sums_query: half of head_dim must be whole panels");
   static_assert(!row.roles || block_q == 64, "block_q: the kernel with roles takes 64 queries a step");
   static_assert(key_stages >= 2, "key_stages: a step of the kernel that owns queries holds two blocks of keys");
   static_assert(block_n % 16 == 0, "block_n: products take keys 16 at a time");

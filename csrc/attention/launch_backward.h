@@ -24,6 +24,9 @@ template <class C> struct backward_launch {
   const int length_q = static_cast<int>(a.query.size[2]);
   const int64_t columns = a.query.size[3] + a.value.size[3];
 
+  template <bool SumsQuery>
+  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C, SumsQuery>, backward_keys_kernel<C, SumsQuery>>;
+
   // A view with fewer keys: what no row sees is outside the tensor, so it is neither loaded nor written.
   kittens::tensor_view seen(kittens::tensor_view view) const {
     view.data = static_cast<typename C::element*>(view.data) + a.mask.start * view.stride[2];
@@ -106,17 +109,11 @@ template <class C> struct backward_launch {
     if (const char* error = prepare()) return error;
     if constexpr (C::row.sums_query)
       if (a.query_sum) {
-        const char* error = keys<backward_keys_kernel<C, true>>();
+        const char* error = keys<keys_kernel<true>>();
         return error ? error : finish();
       }
-    if (a.grad_key.data || a.grad_value.data) {
-      const char* error;
-      if constexpr (C::row.roles)
-        error = keys<backward_roles_kernel<C>>();
-      else
-        error = keys<backward_keys_kernel<C, false>>();
-      if (error) return error;
-    }
+    if (a.grad_key.data || a.grad_value.data)
+      if (const char* error = keys<keys_kernel<false>>()) return error;
     return a.grad_query.data ? query() : nullptr;
   }
 };

@@ -423,6 +423,9 @@ void checker::message_released(const void* mailbox, bool waited_for) {
 
 // What the checked flavour calls.
 
+void require_multiple(const char* what, int value, int of) {
+  if (value % of != 0) fail(std::string(what) + " " + std::to_string(value) + " is not a multiple of " + std::to_string(of));
+}
 void poison(void* memory, int64_t bytes) { memset(memory, 0xff, bytes); }
 void register_created(register_state& t, const char* element, int columns) { active().created(t, element, columns); }
 void register_destroyed(register_state& t) { active().destroyed(t); }

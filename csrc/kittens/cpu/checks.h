@@ -38,6 +38,7 @@ struct task {
   alignas(8) unsigned char payload[112];
 };
 
+void require_multiple(const char* what, int value, int of);  // of an offset that the hardware counts in larger steps
 void poison(void* memory, int64_t bytes);  // NaN in every element type
 
 void register_created(register_state&, const char* element, int columns);

@@ -19,7 +19,7 @@ template <class Kernel> struct kernel_functions {
 // text.
 template <class Kernel>
 KITTENS_INLINE const char* launch(const typename Kernel::params& params, int grid, const execution& execution) {
-  static_assert(Kernel::warpgroups >= 1 && Kernel::warpgroups <= 8, "launch: a CTA has 1 to 8 warpgroups");
+  static_assert(Kernel::warpgroups >= 1 && Kernel::warpgroups <= 4, "launch: a CTA has 1 to 4 warpgroups");
   using functions = kernel_functions<Kernel>;
   runtime::kernel_entry entry{&functions::body,   &functions::construct,           nullptr,        nullptr,
                               Kernel::warpgroups, sizeof(typename Kernel::shared), KITTENS_CHECKED};

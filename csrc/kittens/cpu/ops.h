@@ -237,6 +237,9 @@ KITTENS_NO_INLINE void convert(register_tile<Out, C>& out, const register_tile<I
   static_assert(C <= From, "convert: the source has fewer columns");
   use(out, "convert");
   use(t, "convert");
+#if KITTENS_CHECKED
+  runtime::require_multiple("convert: first column", first, 8);
+#endif
   constexpr int n = simd::lanes<accumulator<In>>, whole = C / n * n;
   for (int r = 0; r < warpgroup_rows; r++) {
     const register_element<In>* in = t.d + r * From + first;

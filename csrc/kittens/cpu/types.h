@@ -94,8 +94,20 @@ template <class Tile> struct shared_columns {
   Tile& tile;
   int first;
 };
-template <class Tile> KITTENS_INLINE shared_rows<Tile> rows_of(Tile& tile, int first) { return {tile, first}; }
-template <class Tile> KITTENS_INLINE shared_columns<Tile> columns_of(Tile& tile, int first) { return {tile, first}; }
+// Rows begin at a swizzle atom, columns at a panel of the 16-bit tile that the GPU would have.
+template <class Tile> KITTENS_INLINE shared_rows<Tile> rows_of(Tile& tile, int first) {
+#if KITTENS_CHECKED
+  runtime::require_multiple("rows_of: first row", first, 8);
+#endif
+  return {tile, first};
+}
+template <class Tile> KITTENS_INLINE shared_columns<Tile> columns_of(Tile& tile, int first) {
+#if KITTENS_CHECKED
+  runtime::require_multiple("columns_of: first column", first,
+                            tile_layout<uint16_t, Tile::rows, Tile::columns>::panel_columns);
+#endif
+  return {tile, first};
+}
 
 // Says that an operation uses a register tile: checked, nothing otherwise.
 template <class T, int C>
