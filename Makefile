@@ -1,6 +1,7 @@
 # make test    everything from nothing: environment, build, lint, tests    make build   the editable build alone
 # make demo    the demonstration on a real model                           make lint    ruff and mypy
 # make dist    sdist and wheel in dist/                                    make clean   removes all that was made here
+# make sanitize   a small matrix of the GPU kernels under compute-sanitizer
 # TORCH chooses torch (anything pip installs), PYTHON the interpreter, PYTEST_ARGS the options of pytest.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -9,7 +10,7 @@ PYTEST_ARGS ?=
 PIP = .venv/bin/pip --disable-pip-version-check
 MADE_WITH = $(PYTHON) $(TORCH)
 
-.PHONY: test demo lint build dist clean FORCE
+.PHONY: test demo lint build dist sanitize clean FORCE
 .DEFAULT_GOAL := test
 
 test: lint
@@ -31,6 +32,11 @@ build: .venv/tools
 	@echo "kittens_torch: installing it into .venv, with what the tests need"
 	@$(PIP) install --quiet --no-build-isolation --editable '.[test]'
 	@touch $@
+
+sanitize: build
+	@for tool in memcheck racecheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 .venv/bin/python tests/sanitizer_matrix.py || exit 1; \
+	done
 
 dist: build
 	@.venv/bin/python -m build --no-isolation --sdist --wheel
