@@ -12,31 +12,34 @@ struct backward_row {
   int block_q;      // query rows of its step
   int stages;       // its Q and dO tiles in flight
   int tile_stages;  // its K and V tiles in flight; 2: those of the next tile load early
-  bool sums_query;  // its first variant adds up dQ in memory as well, in no fixed order
+  // From so many visible keys a query row on, on average, it also adds up dQ in memory, in no fixed order; below, and at 0 always, the kernel
+  // that owns queries makes dQ: that costs two products more, but no clearing, adding and reading of sums.
+  int sums_from;
   // The kernel that owns 128 query rows (dQ).
   int block_n;                   // keys of its step
   int key_stages, value_stages;  // its K and V tiles in flight
 
+  constexpr bool sums_query() const { return sums_from > 0; }
   constexpr int block_k() const { return roles ? 64 : 128; }
   static constexpr int block_m = 128;
 };
 
 inline constexpr backward_row backward_rows_sm90[] = {
     // 128 queries a step: the scores' products are 128 wide, which shared memory feeds without a stall.
-    {64, 64, false, 128, 2, 2, true, 128, 2, 2},
+    {64, 64, false, 128, 2, 2, 300, 128, 3, 2},
     // dK, dV and the scores of 64 queries are what the registers hold.
-    {128, 128, false, 64, 2, 2, true, 96, 2, 2},
+    {128, 128, false, 64, 2, 2, 500, 96, 3, 2},
     // Above 128 dK and dV of 64 keys take all registers of a warpgroup: two share them.
-    {192, 128, true, 64, 2, 2, false, 80, 2, 2},
-    {192, 192, true, 64, 2, 1, false, 80, 2, 2},
-    {256, 256, true, 64, 2, 1, true, 64, 2, 1},
+    {192, 128, true, 64, 2, 2, 0, 80, 3, 2},
+    {192, 192, true, 64, 2, 1, 0, 80, 3, 1},
+    {256, 256, true, 64, 2, 1, 700, 64, 2, 1},
 };
 
 // The cpu machine: no limit of registers, so that both warpgroups share the tiles of Q and dO; dQ is summed by its owner, always.
 inline constexpr backward_row backward_rows_cpu[] = {
-    {64, 64, false, 128, 1, 1, false, 128, 2, 1},
-    {128, 128, false, 64, 1, 1, false, 64, 2, 1},
-    {256, 256, false, 64, 1, 1, false, 64, 2, 1},
+    {64, 64, false, 128, 1, 1, 0, 128, 2, 1},
+    {128, 128, false, 64, 1, 1, 0, 64, 2, 1},
+    {256, 256, false, 64, 1, 1, 0, 64, 2, 1},
 };
 
 inline constexpr int backward_count_sm90 = sizeof(backward_rows_sm90) / sizeof(backward_row);

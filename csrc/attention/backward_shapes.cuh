@@ -22,8 +22,9 @@ template <class T, const auto& Rows, int Row> struct backward_config {
   static constexpr int head_dim = row.head_dim, value_dim = row.value_dim;
   static constexpr int block_q = row.block_q, block_k = row.block_k(), stages = row.stages, tile_stages = row.tile_stages;
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
-  // The kernel with roles has registers to spare for its producer.
-  static constexpr int producer_registers = 24, consumer_registers = 240, roles_producer_registers = 24, roles_consumer_registers = 240;
+  static constexpr int producer_registers = 24, consumer_registers = 240;
+  // The kernel with roles: the warpgroup that sums dV needs less than the other one, and its producer more.
+  static constexpr int roles_producer_registers = 24, roles_value_registers = 240, roles_key_registers = 240;
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
   static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;
@@ -32,8 +33,9 @@ template <class T, const auto& Rows, int Row> struct backward_config {
   static constexpr bool values_early = block_q == 64;
 
   static_assert(block_q == 64 || block_q == 128, "block_q: one or two tiles of 64 rows");
-  static_assert(!row.sums_query || head_dim % 128 == 0 || !split_columns, "sums_query: half of head_dim must be whole panels");
+  static_assert(!row.sums_query() || head_dim % 128 == 0 || !split_columns, "sums_query: half of head_dim must be whole panels");
   static_assert(!row.roles || block_q == 64, "block_q: the kernel with roles takes 64 queries a step");
+  static_assert(tile_stages == 1 || tile_stages == 2, "tile_stages: K and V move with the mailbox, which has two slots");
   static_assert(key_stages >= 2, "key_stages: a step of the kernel that owns queries holds two blocks of keys");
   static_assert(block_n % 16 == 0, "block_n: products take keys 16 at a time");
   static constexpr int key_registers = row.roles ? (head_dim > value_dim ? head_dim : value_dim) / 2 + block_q

@@ -69,6 +69,7 @@ template <class C> struct forward_work {
 
   KITTENS_INLINE forward_work() {}
   KITTENS_INLINE forward_work(const forward_params<C>& p, int tile) {
+    if (tile >= p.tiles) return;
     int row_tile, rest;
     if constexpr (C::interval) {
       const int per_group = p.heads_in_l2 * p.row_tiles, group = tile / per_group, within = tile - group * per_group;
@@ -122,7 +123,7 @@ template <class C> struct forward_shared {
   kittens::optional_tile<typename forward_tiles<C>::output, !C::output_in_query> output;
   kittens::ring_flags<C::query_stages> query_flags;
   kittens::ring_flags<C::stages> key_flags, value_flags;
-  kittens::mailbox<forward_work<C>> mail;
+  kittens::mailbox<forward_work<C>, 4> mail;  // the producer sends the next tile while consumers hold this one and the one before
 };
 
 template <class C> struct forward_kernel {
@@ -150,15 +151,27 @@ template <class C> struct forward_kernel {
       producer key(s.key, s.key_flags);
       producer value(s.value, s.value_flags);
       sender mail(s.mail);
-      for (int tile = cta.index; tile < p.tiles; tile = p.counter ? take_tile(p.counter, cta) : tile + cta.count) {
-        const forward_work<C>& w = mail.send(forward_work<C>(p, tile));
-        query.load(p.query, {w.row, w.head, w.batch});
-        KITTENS_NO_UNROLL for (int j = w.end - 1; j >= w.first; j--) {
-          key.load(p.key, {j * C::block_n, w.head / p.group, w.batch});
-          value.load(p.value, {j * C::block_n, w.head / p.group, w.batch});
-        }
+      auto load_query = [&](const forward_work<C>& w) {
+        if (w.end > 0) query.load(p.query, {w.row, w.head, w.batch});
+      };
+      auto load_block = [&](const forward_work<C>& w, int j) {
+        value.follow(key);
+        key.load(p.key, {j * C::block_n, w.head / p.group, w.batch});
+        value.load(p.value, {j * C::block_n, w.head / p.group, w.batch});
+      };
+      int tile = cta.index;
+      const forward_work<C>* w = &mail.make(p, tile);
+      load_query(*w);
+      while (w->end > 0) {
+        // A tile number takes a microsecond to come and a query another: both are asked for before this tile's last block.
+        tile = p.counter ? take_tile(p.counter, cta) : tile + cta.count;
+        KITTENS_NO_UNROLL for (int j = w->end - 1; j > w->first; j--) load_block(*w, j);
+        const forward_work<C>& next = mail.make(p, tile);
+        if constexpr (C::query_stages > 1) load_query(next);
+        load_block(*w, w->first);
+        if constexpr (C::query_stages == 1) load_query(next);
+        w = &next;
       }
-      mail.send({});
       if (p.counter) retire(p.counter, cta);
       return;
     }

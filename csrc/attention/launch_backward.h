@@ -107,7 +107,7 @@ template <class C> struct backward_launch {
 
   const char* run() const {
     if (const char* error = prepare()) return error;
-    if constexpr (C::row.sums_query)
+    if constexpr (C::row.sums_query())
       if (a.query_sum) {
         const char* error = keys<keys_kernel<true>>();
         return error ? error : finish();

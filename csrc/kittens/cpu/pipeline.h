@@ -1,6 +1,8 @@
 // Rings of shared tiles between one producer and consumer warpgroups, and the mailbox that carries small structs the
 // same way.
 #pragma once
+#include <new>
+
 #include "memory.h"
 
 namespace kittens {
@@ -42,8 +44,8 @@ template <class Tile, int Stages> struct producer {
 
   producer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) { name_ring(t, f); }
 
-  // This ring is where `other` is: one of as many stages that moves together with it. Of use to the Hopper compiler
-  // only.
+  // This ring is where `other` is, which moves together with it: of as many stages, or of two where this one has one.
+  // Of use to the Hopper compiler only.
   template <class Other> void follow(const Other&) {}
 
   void load(const tile_map<Tile>& map, place where) {
@@ -103,46 +105,48 @@ template <class Tile, int Stages> struct consumer {
   }
 };
 
-// Two slots of shared memory that carry messages from one producer to every consumer warpgroup, in order.
-template <class Message> struct mailbox {
-  Message slots[2];
-  barrier full[2], empty[2];
+// Slots of shared memory that carry messages from one producer to every consumer warpgroup, in order.
+template <class Message, int Slots = 2> struct mailbox {
+  static_assert((Slots & (Slots - 1)) == 0, "mailbox: slots must be a power of two");
+  Message slots[Slots];
+  barrier full[Slots], empty[Slots];
 
   void init(int consumers) {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < Slots; i++) {
       full[i].init(1);
       empty[i].init(consumers);
     }
 #if KITTENS_CHECKED
-    runtime::mailbox_named(this, &full[0].state, &empty[0].state, 2);
+    runtime::mailbox_named(this, &full[0].state, &empty[0].state, Slots);
 #endif
   }
 };
 
-template <class Message> struct sender {
-  mailbox<Message>& box;
-  ring_position<2> at{0, 1};
+template <class Message, int Slots> struct sender {
+  mailbox<Message, Slots>& box;
+  ring_position<Slots> at{0, 1};
 
-  sender(mailbox<Message>& b) : box(b) {}
-  const Message& send(const Message& message) {  // returns the message in its slot, there until consumers release it
+  sender(mailbox<Message, Slots>& b) : box(b) {}
+  const Message& send(const Message& message) { return make(message); }
+  // Makes the message in its slot, where it is until consumers release it, and returns it there.
+  template <class... Args> const Message& make(const Args&... args) {
     box.empty[at.stage].wait(at.phase);
-    Message& slot = box.slots[at.stage];
-    slot = message;
+    Message* slot = ::new (&box.slots[at.stage]) Message(args...);
     box.full[at.stage].arrive();
     at.advance();
-    return slot;
+    return *slot;
   }
 };
 
-template <class Message> struct receiver {
-  mailbox<Message>& box;
-  ring_position<2> at{0, 0};
+template <class Message, int Slots> struct receiver {
+  mailbox<Message, Slots>& box;
+  ring_position<Slots> at{0, 0};
   int oldest = 0;
 #if KITTENS_CHECKED
   int held = 0;  // waited for and not released
 #endif
 
-  receiver(mailbox<Message>& b) : box(b) {}
+  receiver(mailbox<Message, Slots>& b) : box(b) {}
   const Message& wait() {
     box.full[at.stage].wait(at.phase);
     const Message& message = box.slots[at.stage];
@@ -158,7 +162,7 @@ template <class Message> struct receiver {
     runtime::message_released(&box, held-- > 0);
 #endif
     box.empty[oldest].arrive();
-    oldest ^= 1;
+    if (++oldest == Slots) oldest = 0;
   }
 };
 

@@ -1,5 +1,7 @@
 // Rings of shared tiles between one producer thread and consumer warpgroups, and the mailbox that carries integers the same way.
 #pragma once
+#include <new>
+
 #include "copies.cuh"
 
 namespace kittens {
@@ -28,14 +30,23 @@ template <int Stages> struct ring_position {
 };
 
 template <class Tile, int Stages> struct producer {
+  static constexpr int stages = Stages;
   Tile (&tiles)[Stages];
   ring_flags<Stages>& flags;
   ring_position<Stages> at{0, 1};  // every stage is empty at the start: waiting for phase 1 returns at once
 
   KITTENS_INLINE producer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) {}
 
-  // This ring is where `other` is: one of as many stages that moves together with it. The two then take the registers of one.
-  template <class Other> KITTENS_INLINE void follow(const Other& other) { at = other.at; }
+  // This ring is where `other` is, which moves together with it: of as many stages, or of two where this one has one. The two then take the
+  // registers of one.
+  template <class Other> KITTENS_INLINE void follow(const Other& other) {
+    static_assert(Other::stages == Stages || (Stages == 1 && Other::stages == 2), "follow: the other ring has another number of stages");
+    if constexpr (Other::stages == Stages)
+      at = other.position();
+    else
+      at = {0, other.position().stage ^ 1};
+  }
+  KITTENS_INLINE ring_position<Stages> position() const { return at; }
 
   KITTENS_INLINE void load(const tile_map<Tile>& map, place where) {
     flags.empty[at.stage].wait(at.phase);
@@ -86,50 +97,57 @@ template <class Tile, int Stages> struct consumer {
   }
 };
 
-// Two slots of shared memory that carry messages from one producer thread to every consumer warpgroup, in order.
-template <class Message> struct mailbox {
-  Message slots[2];
-  barrier full[2], empty[2];
+// Slots of shared memory that carry messages from one producer thread to every consumer warpgroup, in order.
+template <class Message, int Slots = 2> struct mailbox {
+  static_assert((Slots & (Slots - 1)) == 0, "mailbox: slots must be a power of two");
+  Message slots[Slots];
+  barrier full[Slots], empty[Slots];
 
   KITTENS_INLINE void init(int consumers) {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < Slots; i++) {
       full[i].init(1);
       empty[i].init(consumers * 128);
     }
   }
 };
 
-template <class Message> struct sender {
-  mailbox<Message>& box;
-  ring_position<2> at{0, 1};
+template <class Message, int Slots> struct sender {
+  static constexpr int stages = Slots;
+  mailbox<Message, Slots>& box;
+  int sent = 0;  // one counter: a producer has few registers
 
-  KITTENS_INLINE sender(mailbox<Message>& b) : box(b) {}
-  KITTENS_INLINE const Message& send(const Message& message) {  // returns the message in its slot, there until consumers release it
+  KITTENS_INLINE sender(mailbox<Message, Slots>& b) : box(b) {}
+  KITTENS_INLINE ring_position<Slots> position() const {  // of the message sent last
+    return {(sent - 1) & (Slots - 1), ((sent - 1) / Slots & 1) ^ 1};
+  }
+  KITTENS_INLINE const Message& send(const Message& message) { return make(message); }
+  // Makes the message in its slot, where it is until consumers release it, and returns it there.
+  template <class... Args> KITTENS_INLINE const Message& make(const Args&... args) {
+    sent++;
+    const ring_position<Slots> at = position();
     box.empty[at.stage].wait(at.phase);
-    Message& slot = box.slots[at.stage];
-    slot = message;
+    Message* slot = ::new (&box.slots[at.stage]) Message(args...);
     box.full[at.stage].arrive();
-    at.advance();
-    return slot;
+    return *slot;
   }
 };
 
 // The message stays in shared memory, where it takes no registers, until it is released. Two counters, no positions and phases beside them:
 // at head_dim 256 one register more spills.
-template <class Message> struct receiver {
-  mailbox<Message>& box;
+template <class Message, int Slots> struct receiver {
+  mailbox<Message, Slots>& box;
   int received = 0, released = 0;
 
-  KITTENS_INLINE receiver(mailbox<Message>& b) : box(b) {}
+  KITTENS_INLINE receiver(mailbox<Message, Slots>& b) : box(b) {}
   KITTENS_INLINE const Message& wait() {
-    const int slot = received & 1;
-    box.full[slot].wait(received >> 1 & 1);
+    const int slot = received & (Slots - 1);
+    box.full[slot].wait(received / Slots & 1);
     received++;
     return box.slots[slot];
   }
-  KITTENS_INLINE const Message& current() const { return box.slots[released & 1]; }
+  KITTENS_INLINE const Message& current() const { return box.slots[released & (Slots - 1)]; }
   KITTENS_INLINE void release() {
-    box.empty[released & 1].arrive();
+    box.empty[released & (Slots - 1)].arrive();
     released++;
   }
 };
