@@ -41,6 +41,25 @@ forward_plan forward(const std::string& machine, const std::string& dtype, int64
                       configuration);
 }
 
+backward_plan backward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
+                       int64_t length_k, int64_t head_dim, int64_t value_dim, int corner, int window_left, int window_right, bool need_query,
+                       bool need_keys, bool deterministic, int processors, int configuration) {
+  return plan_backward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
+                        window_left, window_right, processors},
+                       {need_query, need_keys, deterministic}, configuration);
+}
+
+// The backward's table of a machine, row by row, as (head_dim, value_dim, block_q, block_k, stages).
+py::list backward_configurations(const std::string& machine) {
+  const bool sm90 = machine_named(machine) == machine_kind::sm90;
+  py::list rows;
+  for (int i = 0; i < (sm90 ? backward_count_sm90 : backward_count_cpu); i++) {
+    const backward_row& r = sm90 ? backward_rows_sm90[i] : backward_rows_cpu[i];
+    rows.append(py::make_tuple(r.head_dim, r.value_dim, r.block_q, r.block_k(), r.stages));
+  }
+  return rows;
+}
+
 // The configuration table of a machine, row by row, as (head_dim, value_dim, block_m, block_n, stages).
 py::list configurations(const std::string& machine) {
   const bool sm90 = machine_named(machine) == machine_kind::sm90;
@@ -94,5 +113,21 @@ PYBIND11_MODULE(_plan, m) {
         py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
         py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1, py::arg("cpu_features") = "");
   m.def("configurations", &configurations, py::arg("machine"));
+  py::class_<backward_plan>(m, "BackwardPlan")
+      .def_property_readonly("kernel", [](const backward_plan& p) { return p.kernel; })
+      .def_readonly("configuration", &backward_plan::configuration)
+      .def_property_readonly("block_q", [](const backward_plan& p) { return p.row.block_q; })
+      .def_property_readonly("block_k", [](const backward_plan& p) { return p.row.block_k(); })
+      .def_readonly("sums_query", &backward_plan::sums_query)
+      .def_readonly("workspace_values", &backward_plan::workspace_values)
+      .def_readonly("shared_bytes", &backward_plan::shared_bytes)
+      .def_readonly("key_grid", &backward_plan::key_grid)
+      .def_readonly("query_grid", &backward_plan::query_grid)
+      .def_property_readonly("reason", [](const backward_plan& p) { return p.reason; });
+  m.def("backward", &backward, py::kw_only(), py::arg("machine"), py::arg("dtype"), py::arg("batch"), py::arg("heads"), py::arg("heads_k"),
+        py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
+        py::arg("window_right"), py::arg("need_query") = true, py::arg("need_keys") = true, py::arg("deterministic") = false,
+        py::arg("processors") = 132, py::arg("configuration") = -1);
+  m.def("backward_configurations", &backward_configurations, py::arg("machine"));
   m.def("build", &build);
 }

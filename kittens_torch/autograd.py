@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .recompute import recompute_backward
+from .backward import run_backward
 
 SECOND_DERIVATIVE = (
     "kittens_torch has no second derivative of attention. For the part of the model that is differentiated twice call "
@@ -26,10 +26,9 @@ def _gradients(
     grad_logsumexp: Tensor | None,
     saved: tuple[Tensor, ...],
     settings: tuple[Any, ...],
+    deterministic: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    # Under autocast the float32 products of the recomputation would be cut to half precision.
-    with torch.autocast(saved[0].device.type, enabled=False):
-        grads = recompute_backward(grad_output, grad_logsumexp, *saved, *settings, *needed)
+    grads = run_backward(grad_output, grad_logsumexp, saved, settings, needed, deterministic)
     return tuple(grad if need else None for grad, need in zip(grads, needed, strict=True))  # type: ignore[return-value]
 
 
@@ -42,11 +41,12 @@ class _Backward(torch.autograd.Function):
     def forward(
         needed: tuple[bool, bool, bool],
         settings: tuple[Any, ...],
+        deterministic: bool,
         grad_output: Tensor | None,
         grad_logsumexp: Tensor | None,
         *saved: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        return _gradients(needed, grad_output, grad_logsumexp, saved, settings)
+        return _gradients(needed, grad_output, grad_logsumexp, saved, settings, deterministic)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -58,21 +58,33 @@ class _Backward(torch.autograd.Function):
 
 
 class Attention(torch.autograd.Function):
-    """(output, logsumexp) of the forward op, both differentiable in query, key and value."""
+    """(output, logsumexp) of the forward op, both differentiable in query, key and value.
+
+    `deterministic` asks for gradients that are the same bit for bit at every run, as
+    `torch.use_deterministic_algorithms(True)` does at the time of the backward.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        query: Tensor, key: Tensor, value: Tensor, scale: float, corner: int, window_left: int, window_right: int
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        corner: int,
+        window_left: int,
+        window_right: int,
+        deterministic: bool,
     ) -> tuple[Tensor, Tensor]:
         return ops.run_forward(query, key, value, scale, corner, window_left, window_right)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        query, key, value, *settings = inputs
+        query, key, value, *settings, deterministic = inputs
         ctx.save_for_backward(query, key, value, *output)
         ctx.settings = tuple(settings)
+        ctx.deterministic = deterministic
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -82,7 +94,7 @@ class Attention(torch.autograd.Function):
         if grad_output is None and grad_logsumexp is None:
             grads: tuple[Tensor | None, ...] = (None, None, None)
         elif torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            grads = _Backward.apply(needed, ctx.settings, grad_output, grad_logsumexp, *saved)
+            grads = _Backward.apply(needed, ctx.settings, ctx.deterministic, grad_output, grad_logsumexp, *saved)
         else:
-            grads = _gradients(needed, grad_output, grad_logsumexp, saved, ctx.settings)
-        return (*grads, None, None, None, None)
+            grads = _gradients(needed, grad_output, grad_logsumexp, saved, ctx.settings, ctx.deterministic)
+        return (*grads, None, None, None, None, None)

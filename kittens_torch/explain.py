@@ -61,7 +61,7 @@ def explain(*args: Any, function: Callable[..., Any] | None = None, **kwargs: An
     name = getattr(function, "__name__", repr(function))
     if function is functional.attention:
         arguments = _arguments(function, args, kwargs)
-        return _ours(name, arguments, call.of_attention(**arguments))
+        return of_operands(name, arguments, call.of_attention(**arguments))
     if function is not functional.scaled_dot_product_attention:
         checks.refuse("function", name, "scaled_dot_product_attention or attention of kittens_torch", ValueError)
     arguments = _arguments(function, args, kwargs)
@@ -70,7 +70,7 @@ def explain(*args: Any, function: Callable[..., Any] | None = None, **kwargs: An
         return Plan(name, "torch", operands.reason)
     if call.torch_is_faster(operands):
         return Plan(name, "torch", "torch's own kernel is faster for this call on this CPU; attention(...) runs ours")
-    return _ours(name, arguments, operands)
+    return of_operands(name, arguments, operands)
 
 
 def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,8 @@ def _plan_of(operands: call.Operands) -> Any:
     )
 
 
-def _ours(function: str, arguments: dict[str, Any], operands: call.Operands) -> Plan:
+def of_operands(function: str, arguments: dict[str, Any], operands: call.Operands) -> Plan:
+    """The plan of a call of `function` that our kernels take. arguments: its query, key, value and scale."""
     device = operands.query.device.type
     if device == "meta":
         return Plan(function, "meta", "meta tensors have no data; only shapes and strides are computed")

@@ -21,6 +21,8 @@ _is_cuda_autocast = torch.is_autocast_enabled  # without an argument: CUDA's, at
 _is_tracing = torch.compiler.is_dynamo_compiling
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _LARGEST_SCALE = torch.finfo(torch.float32).max
+# The reports that are open (`report`). The drop-in's calls reach them through their torch function mode.
+watchers: list[Any] = []
 
 
 def scaled_dot_product_attention(
@@ -54,6 +56,7 @@ def scaled_dot_product_attention(
     if (
         attn_mask is None
         and not _is_tracing()
+        and not watchers
         and dropout_p == 0.0
         and type(query) is Tensor
         and type(key) is Tensor
@@ -74,7 +77,7 @@ def scaled_dot_product_attention(
         corner = call.UPPER_LEFT if is_causal else 0
         try:
             if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-                return Attention.apply(query, key, value, factor, corner, -1, -1)[0]
+                return Attention.apply(query, key, value, factor, corner, -1, -1, False)[0]
             return ops.forward(query, key, value, factor, corner, -1, -1)[0]
         except RuntimeError:
             pass
@@ -134,7 +137,8 @@ def attention(
     scale: any finite number, 1/sqrt(D) by default.
     return_lse: also return the natural-log logsumexp of the scaled logits, (B, Hq, Lq), float32 (float64 for float64),
         differentiable as well.
-    deterministic: accepted for every value, because the forward and the backward are deterministic.
+    deterministic: True asks for gradients that are the same bit for bit at every run, as
+        torch.use_deterministic_algorithms(True) does; the output always is.
     mask, bias, key_lengths, softcap, alibi_slopes, sinks, dropout_p: NotImplementedError unless left at their defaults.
 
     Returns the output (B, Hq, Lq, Dv) in the dtype and layout of the query; a row without a visible key is 0 with
@@ -160,13 +164,16 @@ def attention(
         return_lse=return_lse,
         deterministic=deterministic,
     )
-    output, logsumexp = _run(operands)
+    if not _is_tracing() and watchers:
+        for watcher in watchers:
+            watcher.attention_runs(query, key, value, scale, operands)
+    output, logsumexp = _run(operands, deterministic is True)
     return (output, logsumexp) if return_lse else output
 
 
-def _run(operands: call.Operands) -> tuple[Tensor, Tensor]:
+def _run(operands: call.Operands, deterministic: bool = False) -> tuple[Tensor, Tensor]:
     query, key, value = operands.query, operands.key, operands.value
     settings = (operands.scale, operands.corner, operands.window_left, operands.window_right)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return Attention.apply(query, key, value, *settings)
+        return Attention.apply(query, key, value, *settings, deterministic)
     return ops.run_forward(query, key, value, *settings)

@@ -156,6 +156,11 @@ def checked_configuration() -> int | None:
     return None if _checked is None else _checked[0]
 
 
+def checked_seed() -> int | None:
+    """The seed of the active `checked_machine` context; None without one."""
+    return None if _checked is None else _checked[1]
+
+
 def run_forward(
     query: Tensor, key: Tensor, value: Tensor, scale: float, corner: int, window_left: int, window_right: int
 ) -> tuple[Tensor, Tensor]:

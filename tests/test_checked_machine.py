@@ -188,7 +188,7 @@ BROKEN_FORWARD = {
         "attention/forward.cuh",
         "key.skip();",
         "key.wait(), key.release();",
-        r"release of shared_tile<float, 64, 64> at .*, which this warpgroup has not read \(skip\(\) passes over a stage\)",
+        r"release of shared_tile<float, 64, 64> at .*, which this warpgroup has not read \(skip\(\) passes over",
     ),
     "query released early": (
         "attention/forward.cuh",

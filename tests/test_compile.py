@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kittens_torch
-from kittens_torch import dispatch, ops, recompute
+from kittens_torch import backward, dispatch, ops
 from kittens_torch import scaled_dot_product_attention as drop_in
 
 pytestmark = pytest.mark.usefixtures("only_ours")
@@ -88,10 +88,10 @@ def test_fake_gradients_are_the_real_ones(device: str, name: str) -> None:
     output, logsumexp = ops.forward(query, query, query, 0.5, 1, -1, -1)
     operands = (output, None, query, query, query, output, logsumexp)
     for needed in ((True, True, True), (False, True, False)):
-        real = _metadata(recompute.recompute_backward(*operands, 0.5, 1, -1, -1, *needed))
+        real = _metadata(backward.backward(*operands, 0.5, 1, -1, -1, *needed))
         with FakeTensorMode() as mode:
             fake = [mode.from_tensor(t) if t is not None else None for t in operands]
-            assert _metadata(recompute.recompute_backward(*fake, 0.5, 1, -1, -1, *needed)) == real
+            assert _metadata(backward.backward(*fake, 0.5, 1, -1, -1, *needed)) == real
 
 
 @devices
@@ -101,7 +101,7 @@ def test_opcheck(device: str, name: str) -> None:
     output, logsumexp = ops.forward(query, query, query, 0.5, 2, 3, -1)
     torch.library.opcheck(ops.forward, (query, query.clone(), query.clone(), 0.5, 2, 3, -1))
     torch.library.opcheck(
-        recompute.recompute_backward,
+        backward.backward,
         (output, logsumexp, query, query.clone(), query.clone(), output, logsumexp, 0.5, 2, 3, -1, True, True, True),
         rtol=1e-2,
         atol=1e-2,

@@ -176,7 +176,7 @@ class TestAutocast:
             assert operand.grad is not None and operand.grad.dtype == operand.dtype
 
     def test_gradients_are_not_cast_down(self, place: tuple[str, torch.dtype]) -> None:
-        """backward() under autocast recomputes in float32 like backward() outside."""
+        """backward() under autocast gives what backward() outside gives."""
         device, dtype = place
         tensors = inputs(device, dtype, length_q=65, head_dim=64)
         grads = []

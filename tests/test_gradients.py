@@ -12,7 +12,6 @@ from helpers import CORNERS, LENGTHS, check_gradients, every_place, inputs, leav
 from torch import Tensor
 
 import kittens_torch
-from kittens_torch import recompute
 
 pytestmark = pytest.mark.usefixtures("only_ours")
 corners = pytest.mark.parametrize("causal", CORNERS)
@@ -188,42 +187,6 @@ def test_views_and_shared_storage() -> None:
         query.expand(3, 2, 9, 8), shared.expand(3, 2, 7, 8), shared.expand(3, 2, 7, 8)
     ).sum().backward()
     assert shared.grad.shape == shared.shape
-
-
-@pytest.mark.parametrize("elements", [1, 100, 2000, 1 << 23])
-@corners
-def test_chunks(monkeypatch: pytest.MonkeyPatch, elements: int, causal: str | None) -> None:
-    """Whatever the chunk size, down to single rows of single batch entries."""
-    monkeypatch.setattr(recompute, "CHUNK_ELEMENTS", elements)
-    monkeypatch.setattr(recompute, "CHUNK_ROWS", 4)
-    _check(
-        *inputs("cpu", torch.float64, batch=3, heads=4, heads_k=2, length_q=11, length_k=13, head_dim=4), causal=causal
-    )
-    _check(
-        *inputs("cpu", torch.float64, batch=3, length_q=17, length_k=9, head_dim=4),
-        True,
-        causal=causal,
-        window=(2, 3),
-    )
-
-
-def test_backward_memory_grows_with_the_length_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No chunk of weights is larger than the limit, at lengths whose full weights would be 64 times larger."""
-    largest = 0
-    matmul = torch.Tensor.__matmul__
-
-    def watching(a: Tensor, b: Tensor) -> Tensor:
-        nonlocal largest
-        result = matmul(a, b)
-        largest = max(largest, result.numel())
-        return result
-
-    operands = leaves(*inputs("cpu", torch.float32, heads=1, length_q=1024, head_dim=8))
-    output = kittens_torch.attention(*operands)
-    monkeypatch.setattr(recompute, "CHUNK_ELEMENTS", 1 << 14)
-    monkeypatch.setattr(torch.Tensor, "__matmul__", watching)
-    output.sum().backward()
-    assert 0 < largest <= 1 << 14
 
 
 def test_hidden_poison_stays_out_of_gradients() -> None:

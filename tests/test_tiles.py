@@ -230,6 +230,26 @@ def test_fill_and_map(machine: Machine, family: str, element: str, sizes: tuple[
     assert_equal("map(row, column, x)", out[2], source.cpu() + rows * 1000 - columns)
 
 
+@on_every_machine("keep_columns")
+def test_keep_columns(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    source = integers(64, *sizes, most=100, device=machine.device, dtype=DTYPES[element])
+    rows, columns = torch.arange(64)[:, None], torch.arange(sizes[0])
+    # Causal and window edges that cross the tile, everything, nothing, and bounds far outside.
+    for bounds in [
+        (0, 0, 1, 1),
+        (1, -20, 1, 7),
+        (2, 3, 2, 4),
+        (0, 0, 0, sizes[0]),
+        (0, 5, 0, 5),
+        (0, -(10**6), 0, 10**6),
+        (1, 0, -1, 40),
+    ]:
+        out = poisoned(64, *sizes, device=machine.device, dtype=DTYPES[element])
+        machine.run(name(family, element, sizes), [source, out], bounds)
+        seen = (columns >= rows * bounds[0] + bounds[1]) & (columns < rows * bounds[2] + bounds[3])
+        assert_equal(f"bounds {bounds}", out, source.cpu().masked_fill(~seen, float("-inf")))
+
+
 @on_every_machine("rows")
 def test_row_operations(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
     dtype = DTYPES[element]

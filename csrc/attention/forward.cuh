@@ -214,15 +214,9 @@ template <class C> struct forward_kernel {
 
       auto mask = [&](int j) {
         const int column = j * C::block_n;
-        if constexpr (C::interval) {
-          // One bound at a time: both at once cost the registers that the scores need.
-          if (column + C::block_n > p.mask.end_key(row))
-            map(scores, [&](int r, int c, real x) { return column + c < p.mask.end_key(row + r) ? x : -infinity<real>(); });
-          if (column < p.mask.first_key(row + 63))
-            map(scores, [&](int r, int c, real x) { return column + c >= p.mask.first_key(row + r) ? x : -infinity<real>(); });
-        } else if (column + C::block_n > p.mask.length_k) {
-          map(scores, [&](int, int c, real x) { return column + c < p.mask.length_k ? x : -infinity<real>(); });
-        }
+        const auto first = [&](int r) { return C::interval ? p.mask.first_key(row + r) - column : 0; };
+        const auto end = [&](int r) { return (C::interval ? p.mask.end_key(row + r) : p.mask.length_k) - column; };
+        if (first(63) > 0 || end(0) < C::block_n) keep_columns(scores, first, end);
       };
       // The running maximum becomes the reference; what was summed before is rescaled to it. No product is in flight.
       auto renew_reference = [&](bool first_block) {

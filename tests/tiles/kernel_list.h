@@ -8,6 +8,7 @@
 #include "../../csrc/kittens/tutorial/gemm.cuh"
 #include "pipeline_kernels.h"
 #include "product_kernels.h"
+#include "weight_kernels.h"
 
 namespace kittens_tests {
 inline namespace KITTENS_MACHINE {
@@ -79,6 +80,8 @@ class kernel_list {
     }
     add<exchange_kernel<T, 128>>("exchange", type_name<T>(), {128});
     add<ring_kernel<T, 4>>("ring", type_name<T>(), {4});
+    add<load_kernel<T, 80>>("load", type_name<T>(), {80});
+    add<load_kernel<T, 128>>("load", type_name<T>(), {128});
     add<exp2_kernel<T, 80>>("exp2_into", type_name<T>(), {80});
     add<exp2_kernel<T, 128>>("exp2_into", type_name<T>(), {128});
     add<scalar_kernel<T>>("scalars", type_name<T>(), {});
@@ -88,9 +91,12 @@ class kernel_list {
   // What depends on the type of the sums alone.
   template <class Real> void add_of_real() {
     add_of_width<Real, 8, 24, 80, 128, 192>();
+    add_keeping<Real, 8, 80, 96, 128>();
     add<vector_kernel<Real>>("vectors", type_name<Real>(), {});
     add<column_kernel<Real, 64>>("map_columns", type_name<Real>(), {64});
     add<column_kernel<Real, 80>>("map_columns", type_name<Real>(), {80});
+    add<weight_kernel<Real, 64>>("weights", type_name<Real>(), {64});
+    add<weight_kernel<Real, 80>>("weights", type_name<Real>(), {80});
     add<sum_kernel<Real, 64>>("sums", type_name<Real>(), {64});
     add<sum_kernel<Real, 80>>("sums", type_name<Real>(), {80});
   }
@@ -138,6 +144,9 @@ class kernel_list {
   }
   template <class T, int... Columns> void add_stores() {
     (add<store_kernel<T, Columns>>("store", type_name<T>(), {Columns}), ...);
+  }
+  template <class Real, int... Columns> void add_keeping() {
+    (add<keep_kernel<Real, Columns>>("keep_columns", type_name<Real>(), {Columns}), ...);
   }
   template <class Real, int... Columns> void add_of_width() {
     (add<map_kernel<Real, Columns>>("map", type_name<Real>(), {Columns}), ...);

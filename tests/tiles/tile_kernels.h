@@ -175,6 +175,22 @@ template <class Real, int C> struct map_kernel {
   }
 };
 
+// Tensor 0: 64 x C -> tensor 1, where of row r the columns from r * integer 0 + integer 1 on, up to r * integer 2 +
+// integer 3, keep their values.
+template <class Real, int C> struct keep_kernel {
+  static constexpr int warpgroups = 1;
+  using params = registers_only;
+  using shared = nothing;
+
+  static KITTENS_KERNEL void run(const params& p, shared&, cta) {
+    register_tile<Real, C> t;
+    read(t, pointer<Real>(p.a, 0));
+    const int32_t* i = p.a.integers;
+    keep_columns(t, [=](int row) { return row * i[0] + i[1]; }, [=](int row) { return row * i[2] + i[3]; });
+    write(pointer<Real>(p.a, 1), t);
+  }
+};
+
 // Tensor 0: two tiles of 64 x C. Tensor 1: 64 values. Tensor 2: twice 64 x 8, the maximum of the vector and the first
 // tile's rows, and the sum of both tiles' rows. Tensor 3: 64 x C, the first tile's values times the vector's, plus 1.
 template <class Real, int C> struct row_kernel {

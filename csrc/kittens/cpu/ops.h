@@ -62,6 +62,18 @@ template <class T, int C, class F> KITTENS_INLINE void map(register_tile<T, C>& 
     }
 }
 // t = f(row, column) ? t : 0
+// Of each row the columns first(row) <= column < end(row) keep their values, the others become -infinity.
+template <class Real, int C, class First, class End>
+KITTENS_INLINE void keep_columns(register_tile<Real, C>& t, First first, End end) {
+  static_assert(C <= 128, "keep_columns: the GPU takes at most 128 columns");
+  use(t, "keep_columns");
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const int begin = first(r) < 0 ? 0 : first(r) < C ? first(r) : C, stop = end(r) > begin ? (end(r) < C ? end(r) : C) : begin;
+    Real* row = t.d + r * C;
+    for (int c = 0; c < begin; c++) row[c] = -infinity<Real>();
+    for (int c = stop; c < C; c++) row[c] = -infinity<Real>();
+  }
+}
 template <class Real, int C, class F> KITTENS_INLINE void zero_unless(register_tile<Real, C>& t, F f) {
   use(t, "zero_unless");
   for (int r = 0; r < warpgroup_rows; r++)

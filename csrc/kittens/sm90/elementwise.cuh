@@ -60,6 +60,24 @@ template <int C> KITTENS_INLINE void exp2_columns(register_tile<float, C>& t, co
   map_columns(t, v, [=](float x, float y) { return kittens::exp2(fmaf(x, scale, -y)); });
 }
 
+// Of each row the columns first(row) <= column < end(row) keep their values, the others become -infinity. The visible columns of a thread are the
+// bits of a word, which the compiler moves to predicates seven at a time: a comparison less for each value.
+template <int C, class First, class End> KITTENS_INLINE void keep_columns(register_tile<float, C>& t, First first, End end) {
+  static_assert(C <= 128, "keep_columns: a thread's columns of a row must fit 32 bits");
+  const auto below = [](int column) {  // one bit for each of this thread's columns below `column`: of every 8, it has two neighbours
+    const int x = column - thread::first_column(), own = x <= 0 ? 0 : 2 * (x / 8) + (x % 8 < 2 ? x % 8 : 2);
+    return own >= 32 ? ~0u : (1u << own) - 1;
+  };
+  KITTENS_UNROLL for (int r = 0; r < 2; r++) {
+    const int row = thread::first_row() + 8 * r;
+    const uint32_t visible = below(end(row)) & ~below(first(row));
+    KITTENS_UNROLL for (int k = 0; k < C / 4; k++) {
+      float& x = t.d[4 * (k / 2) + 2 * r + k % 2];
+      x = visible >> k & 1 ? x : -infinity<float>();
+    }
+  }
+}
+
 // v = max(v, row maxima of t). A NaN does not survive a maximum; it does survive the exponential that follows.
 template <int C> KITTENS_INLINE void row_max(row_vector<float>& v, const register_tile<float, C>& t) {
   float m[2] = {v.d[0], v.d[1]};

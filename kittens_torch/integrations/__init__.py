@@ -1,0 +1,1 @@
+"""Our attention inside other libraries. Importing this imports none of them."""

@@ -1,0 +1,56 @@
+"""The operations of the tile vocabulary that a backward pass of attention needs, on every machine, against torch."""
+
+from __future__ import annotations
+
+import torch
+from test_tiles import REAL, assert_equal, integers, poisoned
+from tiles.cases import name, on_every_machine
+from tiles.machine import DTYPES, Machine
+
+
+@on_every_machine("load")
+def test_load_and_row_dot(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    (columns,), real, dtype, device = sizes, REAL[element], DTYPES[element], machine.device
+    stored, copied = integers(64, columns), integers(64, columns)
+    loaded = poisoned(64, columns, device=device, dtype=real)
+    dots = poisoned(64, 8, device=device, dtype=real)
+    tensors = [stored.to(device, real), copied[None, None].to(device, dtype), loaded, dots]
+    machine.run(name(family, element, sizes), tensors)
+    assert_equal("load", loaded, stored.to(real))
+    assert_equal("row_dot", dots, (stored * (copied + stored)).sum(-1).to(real)[:, None].expand(64, 8))
+
+
+@on_every_machine("weights")
+def test_weights(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    (columns,), dtype, device = sizes, DTYPES[element], machine.device
+    scale = 0.37
+    tiles = torch.randn(2, 64, columns, dtype=dtype) * 9
+    vectors = torch.randn(64 + columns, dtype=dtype) * 3
+    tiles[0, 1, ::2] = float("-inf")
+    tiles[0, 2, 5] = float("nan")
+    vectors[3] = vectors[64 + 4] = float("inf")
+    for offset, count in ((0, 64), (-70, 0), (13, 41), (200, 1)):
+        out = poisoned(4, 64, columns, device=device, dtype=dtype)
+        loaded = poisoned(64, 8, device=device, dtype=dtype)
+        given = [tensor.to(device) for tensor in (tiles, vectors)]
+        machine.run(name(family, element, sizes), [*given, out, loaded], [offset, count], [scale])
+        rows, row_values, column_values = torch.arange(64)[:, None], vectors[:64, None], vectors[64:]
+        logits = tiles[0].double() * torch.tensor(scale, dtype=dtype).double()
+        error = 4e-6 if dtype == torch.float32 else 1e-14
+        for what, ours, shift in (("exp2_rows", out[0], row_values), ("exp2_columns", out[1], column_values)):
+            exact = torch.exp2(logits - shift.double())
+            torch.testing.assert_close(
+                ours.cpu().double(),
+                exact,
+                rtol=error,
+                atol=1e-30,
+                equal_nan=True,
+                msg=lambda text, what=what: f"{what}: {text}",
+            )
+        kept = torch.where(rows + offset >= torch.arange(columns), tiles[0], torch.zeros((), dtype=dtype))
+        assert_equal("zero_unless", out[2], kept)
+        torch.testing.assert_close(
+            out[3].cpu(), tiles[0] * (tiles[1] - row_values), rtol=error, atol=error, equal_nan=True
+        )
+        expected = torch.where(rows[:, 0] < count, vectors[:64], torch.full((), 7.0, dtype=dtype))
+        assert_equal(f"load_rows({count})", loaded, expected[:, None].expand(64, 8))
