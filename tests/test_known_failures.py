@@ -193,6 +193,58 @@ def test_row_16_more_than_65535_in_a_grid(shape: tuple[int, int, int, int]) -> N
     _spot_check(shape, "cuda", torch.float16)
 
 
+@usual_place
+def test_row_21_expanded_gradient_of_a_compiled_call(device: str, dtype: torch.dtype) -> None:
+    """Dao-AILab/flash-attention#355; test_gradients has the other layouts."""
+    tensors = inputs(device, dtype, batch=2, heads=4, heads_k=1, length_q=32, head_dim=128)
+    grads = []
+    for function in (torch.compile(kittens_torch.attention, fullgraph=True, backend="aot_eager"), drop_in):
+        operands = leaves(*tensors)
+        (function(*operands) if function is not drop_in else function(*operands, enable_gqa=True)).sum().backward()
+        grads.append([operand.grad for operand in operands])
+    ones = torch.ones(2, 4, 32, 128, device=device, dtype=dtype)
+    operands = leaves(*tensors)
+    grads.append(torch.autograd.grad(kittens_torch.attention(*operands), operands, ones))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*grads, strict=True))
+
+
+@usual_place
+def test_row_22_gradient_of_sliced_keys(device: str, dtype: torch.dtype) -> None:
+    """pytorch/pytorch#146377"""
+    length = 4096 if device == "cuda" else 400
+    query, *wide = leaves(*inputs(device, dtype, heads=2, length_q=length, head_dim=64))
+    kittens_torch.attention(query, *wide).float().square().mean().backward()
+    copies = leaves(query, *(tensor[:, :, :-128] for tensor in wide))
+    kittens_torch.attention(*copies, deterministic=True).float().square().mean().backward()
+    for _ in range(10):
+        for tensor in wide:
+            tensor.grad = None
+        output = kittens_torch.attention(query, *(tensor[:, :, :-128] for tensor in wide), deterministic=True)
+        output.float().square().mean().backward()
+        for tensor, copy in zip(wide, copies[1:], strict=True):
+            assert not tensor.grad[:, :, -128:].any() and torch.equal(tensor.grad[:, :, :-128], copy.grad)
+
+
+@usual_place
+@pytest.mark.parametrize("length", [65, 100, 127, 1000])
+@pytest.mark.parametrize("heads_k", [4, 2])
+def test_row_24_gradients_of_every_head(device: str, dtype: torch.dtype, length: int, heads_k: int) -> None:
+    """FlagGems#898: each head within the tolerance, and its first tokens apart."""
+    for causal in (None, "upper_left"):
+        tensors = inputs(device, dtype, heads=4, heads_k=heads_k, length_q=length, head_dim=64)
+        grad_output = normal(*tensors[0].shape, device=device, dtype=dtype)
+        operands = leaves(*tensors)
+        output = kittens_torch.attention(*operands, causal=causal)
+        grads = torch.autograd.grad(output, operands, grad_output)
+        check_gradients(grads, *tensors, grad_output, causal=causal)
+        exact = leaves(*(tensor.double() for tensor in tensors))
+        kittens_torch.reference.attention(*exact, causal=causal)[0].backward(grad_output.double())
+        for mine, reference in zip(grads, exact, strict=True):
+            error = (mine.double() - reference.grad).abs()
+            heads = torch.stack([error.amax((0, 2, 3)), error[:, :, :64].amax((0, 2, 3))])
+            assert bool((heads <= 3 * heads[0, 0] + 1e-5).all())
+
+
 @places(torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("head_dim", [1, 65, 72, 80, 88, 96, 100, 127, 129, 160, 192])
 @pytest.mark.parametrize("packed", [False, True])

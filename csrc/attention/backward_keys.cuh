@@ -72,17 +72,6 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
   using params = backward_key_params<C>;
   using shared = backward_keys_shared<C, SumsQuery>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
-  // The scores of the next step are made behind this step's last products, so that its exponentials can start at once. With dQ, or with 128
-  // queries a step, the registers do not hold that.
-  static constexpr bool scores_early = C::block_q == 64 && !SumsQuery;
-
-  // The buffer that dS goes through; where there is none, nothing that is used.
-  static KITTENS_INLINE auto& score_gradients(shared& s, int turn) {
-    if constexpr (SumsQuery)
-      return s.score_gradients.tile.tile[turn];
-    else
-      return s;
-  }
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -125,32 +114,25 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      // Anew at each use: descriptors made from it would else be kept in registers across the loop, and spilled.
-      const auto mine = [&] { return uniform(wg * 64); };
-      auto issue_scores = [&](const auto& q) {
-        mma_ABt(scores, rows_of(k, mine()), q, 0);
+      auto step = [&](int head, int i, auto masked) {
+        // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
+        const int mine = uniform(wg * 64);
+        const backward_visible<C> visible(p.mask, w.key + mine, i * C::block_q);
+        gradient.follow(query);
+        const auto& q = query.wait();
+        const auto& logsumexp2 = s.logsumexp2[query.last()];
+        mma_begin(scores);
+        mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
-      };
-      // Where scores_early, its scores are there already. `more`: another step follows in this tile.
-      auto step = [&](int head, int i, auto masked, bool more) {
-        if constexpr (!scores_early) {
-          gradient.follow(query);
-          const auto& q = query.wait();
-          mma_begin(scores);
-          issue_scores(q);
-        }
-        const auto& q = query.current();
         const auto& g = gradient.wait();
+        const auto& delta = s.delta[gradient.last()];
         mma_begin(score_gradient);
-        mma_ABt(score_gradient, rows_of(v, mine()), g, 0);
+        mma_ABt(score_gradient, rows_of(v, mine), g, 0);
         mma_commit();
-        if constexpr (!scores_early) {
-          mma_wait<1>();
-          mma_done(scores);
-        }
-        exp2_columns(scores, s.logsumexp2[query.last()], p.scale_log2);
-        const int first = uniform(wg * 64);
-        if constexpr (masked) zero_unless(scores, backward_visible<C>(p.mask, w.key + first, i * C::block_q));
+        mma_wait<1>();
+        mma_done(scores);
+        exp2_columns(scores, logsumexp2, p.scale_log2);
+        if constexpr (masked) zero_unless(scores, visible);
         auto add_values = [&] {
           convert(weights, scores);
           mma_begin(value_gradient, weights);
@@ -164,72 +146,46 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<0>();
         }
         mma_done(score_gradient);
-        map_columns(score_gradient, scores, s.delta[gradient.last()], backward_score_gradient<real, masked>{});
+        map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);
-        auto& ds = score_gradients(s, turn);
         if constexpr (SumsQuery) {
+          auto& ds = s.score_gradients.tile.tile[turn];
           turn ^= 1;
-          store(rows_of(ds, first), rounded_gradient);
-        }
-        if constexpr (!C::values_early) add_values();
-        if constexpr (SumsQuery) publish(meet);
-
-        // The rest: dQ, dK and the next step's scores, behind dV in the queue.
-        auto finish = [&](auto next) {
+          store(rows_of(ds, mine), rounded_gradient);
+          if constexpr (!C::values_early) add_values();
+          publish(meet);
           register_tile<real, C::query_sum_columns> query_gradient;
-          if constexpr (SumsQuery) {
-            mma_begin(query_gradient);
-            mma_AtB(query_gradient, columns_of(ds, C::split_columns ? 0 : first), columns_of(k, C::split_columns ? first / 64 * C::query_sum_columns : 0), 0);
-            mma_commit();
-          }
+          mma_begin(query_gradient, key_gradient, rounded_gradient);
+          mma_AtB(query_gradient, columns_of(ds, C::split_columns ? 0 : mine),
+                  columns_of(k, C::split_columns ? mine / 64 * C::query_sum_columns : 0), 0);
+          mma_commit();
+          mma_AB(key_gradient, rounded_gradient, q, 1);
+          mma_commit();
+          mma_wait<1>();
+          mma_done(value_gradient, query_gradient);
+          gradient.release();
+          const int64_t sum = ((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg;
+          add_to(p.query_sum + sum * C::query_sum_tile, query_gradient);
+        } else {
+          if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
           mma_AB(key_gradient, rounded_gradient, q, 1);
           mma_commit();
           mma_wait<1>();
           mma_done(value_gradient);
           gradient.release();
-          if constexpr (SumsQuery) {
-            mma_done(query_gradient);
-            const int64_t sum = ((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg;
-            add_to(p.query_sum + sum * C::query_sum_tile, query_gradient);
-          }
-          if constexpr (next) {  // after dQ has left its registers
-            const auto& q_next = query.wait();
-            mma_begin(scores);
-            issue_scores(q_next);
-            mma_wait<0>();
-            mma_done(scores);
-          } else {
-            mma_wait<0>();
-          }
-          mma_done(key_gradient);
-          query.release();
-        };
-        if constexpr (scores_early) {
-          if (more)
-            finish(std::true_type{});
-          else
-            finish(std::false_type{});
-        } else {
-          finish(std::false_type{});
         }
-      };
-
-      const backward_key_blocks<C> blocks(p, w);
-      if (scores_early && blocks.first < blocks.end) {
-        const auto& q = query.wait();
-        mma_begin(scores);
-        issue_scores(q);
         mma_wait<0>();
-        mma_done(scores);
-      }
+        mma_done(key_gradient);
+        query.release();
+      };
+      const backward_key_blocks<C> blocks(p, w);
       for (int n = 0; n < p.group; n++) {
         const int head = w.head * p.group + n;
-        const auto more = [&](int i) { return i + 1 < blocks.end || n + 1 < p.group; };
         int i = blocks.first;
-        for (; i < blocks.plain_first; i++) step(head, i, std::true_type{}, more(i));
-        for (; i < blocks.plain_end; i++) step(head, i, std::false_type{}, more(i));
-        for (; i < blocks.end; i++) step(head, i, std::true_type{}, more(i));
+        for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
+        for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
+        for (; i < blocks.end; i++) step(head, i, std::true_type{});
       }
 
       if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V
