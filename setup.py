@@ -140,9 +140,7 @@ class Build:
 
     def wanted(self, sources: list[Source]) -> list[Source]:
         return [
-            source
-            for source in sources
-            if (self.nvcc or not source.path.endswith(".cu")) and (X86 or not source.isa)
+            source for source in sources if (self.nvcc or not source.path.endswith(".cu")) and (X86 or not source.isa)
         ]
 
     def compilation(self, source: Source) -> Compilation:

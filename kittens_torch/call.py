@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import checks, dispatch, ops
@@ -117,6 +116,7 @@ def of_attention(
         checks.flag("deterministic", deterministic)
     for argument, operand in (("query", query), ("key", key), ("value", value)):
         checks.tensor(argument, operand)
+        checks.strided(argument, operand)
     corner = checks.causal(causal)
     window_left, window_right = checks.window(window)
     factor = None if scale is None else checks.scale(scale)
@@ -134,7 +134,7 @@ def of_attention(
         )
     if has_tangent(query, key, value):
         raise NotImplementedError(
-            "attention has no forward-mode derivative; kittens_torch.scaled_dot_product_attention has"
+            "attention has no forward-mode derivative; torch's math backend has (torch.nn.attention.sdpa_kernel)"
         )
     if factor is None:
         factor = query.shape[-1] ** -0.5
@@ -163,10 +163,11 @@ def of_drop_in(
     factor = None if scale is None else checks.scale(scale)
 
     corner = UPPER_LEFT if is_causal else 0
-    if isinstance(attn_mask, CausalBias):
+    # Known by its name: the import of torch.nn.attention.bias takes seconds.
+    if type(attn_mask).__name__ == "CausalBias":
         if is_causal:
             checks.refuse("is_causal", True, "False with a CausalBias as attn_mask", ValueError)
-        corner = UPPER_LEFT if attn_mask.variant == CausalVariant.UPPER_LEFT else LOWER_RIGHT
+        corner = UPPER_LEFT if attn_mask.variant.name == "UPPER_LEFT" else LOWER_RIGHT
         bias, attn_mask = attn_mask, None
     else:
         bias = None
@@ -211,6 +212,7 @@ def of_drop_in(
         corner != LOWER_RIGHT
         and all(operand is given for operand, given in zip(operands, (query, key, value), strict=False))
         and (enable_gqa or query.shape[1] == key.shape[1])
+        and factor > 0  # with another one torch's CPU kernel gives NaN for a causal call
     )
     query, key, value, leading = operands
     query, factor = fold_scale(query, factor)

@@ -30,6 +30,18 @@ def tensor(argument: str, value: object) -> None:
         refuse(argument, type(value).__name__, "a torch.Tensor", TypeError)
 
 
+def strided(argument: str, value: Tensor) -> None:
+    if value.is_nested or value.layout != torch.strided:
+        refuse(f"layout of {argument}", "nested" if value.is_nested else value.layout, "torch.strided, not nested")
+
+
+def number(argument: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        refuse(argument, repr(value), f"a whole number from {least} to {most}", TypeError)
+    if not least <= value <= most:
+        refuse(argument, value, f"a whole number from {least} to {most}", ValueError)
+
+
 def flag(argument: str, value: object) -> None:
     if not isinstance(value, bool):
         refuse(argument, repr(value), "True or False", TypeError)
@@ -91,6 +103,8 @@ def batch_and_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def scale(value: object) -> float:
     """`scale` as a finite float. A 0-d tensor is read, as torch does."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        refuse("scale", "a tensor that requires a gradient", "None or a number; scale the query instead", TypeError)
     if isinstance(value, Tensor) and value.dim() == 0:
         value = value.item()
     if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
@@ -113,7 +127,8 @@ def dropout(value: object, error: type[Exception] = RuntimeError) -> float:
 def mask(attn_mask: Tensor, dtype: torch.dtype, device: torch.device, logits_shape: tuple[int, ...]) -> None:
     """A mask for logits of `logits_shape` = (..., Lq, Lk)."""
     if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
-        refuse("dtype of attn_mask", attn_mask.dtype, f"torch.bool, torch.float32 or {dtype}, the dtype of query")
+        others = "" if dtype == torch.float32 else f", {dtype}"
+        refuse("dtype of attn_mask", attn_mask.dtype, f"torch.bool, torch.float32{others} (float32 or as the query)")
     if attn_mask.device != device:
         refuse("device of attn_mask", attn_mask.device, f"{device}, the device of query")
     shape = tuple(attn_mask.shape)

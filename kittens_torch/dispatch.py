@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ KERNEL_DTYPES = {
     # Shapes and strides only.
     "meta": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
+
+
+def _constant_while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compiler.assume_constant_result`, without the import of torch._dynamo, which takes seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class FallbackWarning(UserWarning):
@@ -53,14 +60,14 @@ def set_fallback(mode: str) -> str:
     return before
 
 
-@torch.compiler.assume_constant_result
+@_constant_while_tracing
 def fell_back(reason: str) -> bool:
     """Records that a call goes to torch because of `reason`. Under torch.compile this happens once, while tracing."""
     if _mode == "error":
         raise FallbackError(f"no kernel takes this call ({reason}), and set_fallback('error') is in force")
     if _mode == "warn" and reason not in _warned:
         _warned.add(reason)
-        warnings.warn(f"attention goes to torch: {reason}", FallbackWarning, stacklevel=4)
+        warnings.warn(f"this call goes to torch: {reason}", FallbackWarning, stacklevel=4)
     return True
 
 
@@ -76,7 +83,7 @@ def _gpu_missing(index: int) -> str:
     return ""
 
 
-@torch.compiler.assume_constant_result
+@_constant_while_tracing
 def gpu_missing(index: int) -> str:
     """Why the CUDA kernels cannot run on this GPU, or the empty string."""
     return _gpu_missing(index)

@@ -30,7 +30,7 @@ from torch import Tensor
 from . import call, checks, dispatch, ops
 
 NAME = "kittens"
-TORCH_IS_FASTER = "torch's own kernel is faster for this call on this CPU"
+TORCH_IS_FASTER = "torch's own kernel is faster for this call on this CPU, or was not measured against ours"
 
 
 class Outcome(NamedTuple):
@@ -83,7 +83,12 @@ def _forward(
     reason = _has_no_kernel(query, key, value, attn_mask, dropout_p, corner, factor)
     if reason:
         dispatch.fell_back(reason)
-    elif query.device.type == "cpu" and not ops.checking() and dispatch.cpu_prefers_torch(query, key, value, corner):
+    elif (
+        query.device.type == "cpu"
+        and factor > 0.0
+        and not ops.checking()
+        and dispatch.cpu_prefers_torch(query, key, value, corner)
+    ):
         reason = TORCH_IS_FASTER
     folded, positive = (query, factor) if reason else call.fold_scale(query, factor)
     if watchers:
@@ -123,6 +128,7 @@ def _flash_for_cpu(torchs: Any) -> Callable[..., Any]:
         stays = (
             attn_mask is None
             and query.shape[3] <= checks.MAX_HEAD_DIM
+            and (scale is None or scale > 0.0)  # with another one torch's kernel gives NaN for a causal call
             and dispatch.cpu_prefers_torch(query, key, value, corner)
             and not ops.checking()
             and not watchers

@@ -50,6 +50,11 @@ class Plan:
         return "\n".join(lines)
 
 
+TORCH_IS_FASTER = (
+    "torch's own kernel is faster for this call on this CPU, or was not measured against ours; attention(...) runs ours"
+)
+
+
 def explain(*args: Any, function: Callable[..., Any] | None = None, **kwargs: Any) -> Plan:
     """The plan of `function(*args, **kwargs)`, by default of `scaled_dot_product_attention`; nothing is computed.
 
@@ -63,13 +68,19 @@ def explain(*args: Any, function: Callable[..., Any] | None = None, **kwargs: An
         arguments = _arguments(function, args, kwargs)
         return of_operands(name, arguments, call.of_attention(**arguments))
     if function is not functional.scaled_dot_product_attention:
-        checks.refuse("function", name, "scaled_dot_product_attention or attention of kittens_torch", ValueError)
+        module = getattr(function, "__module__", None)
+        checks.refuse(
+            "function",
+            f"{module}.{name}" if module else name,
+            "scaled_dot_product_attention or attention of kittens_torch",
+            ValueError,
+        )
     arguments = _arguments(function, args, kwargs)
     operands = call.of_drop_in(**arguments)
     if isinstance(operands, call.Fallback):
         return Plan(name, "torch", operands.reason)
     if call.torch_is_faster(operands):
-        return Plan(name, "torch", "torch's own kernel is faster for this call on this CPU; attention(...) runs ours")
+        return Plan(name, "torch", TORCH_IS_FASTER)
     return of_operands(name, arguments, operands)
 
 

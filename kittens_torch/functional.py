@@ -19,10 +19,21 @@ _torch_attention = torch.nn.functional.scaled_dot_product_attention
 _is_grad_enabled = torch.is_grad_enabled
 _is_cuda_autocast = torch.is_autocast_enabled  # without an argument: CUDA's, at half the time
 _is_tracing = torch.compiler.is_dynamo_compiling
+_functorch_level = torch._C._functorch.maybe_current_level
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _LARGEST_SCALE = torch.finfo(torch.float32).max
 # The reports that are open (`report`). The drop-in's calls reach them through their torch function mode.
 watchers: list[Any] = []
+
+
+def _is_differentiated(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether a gradient may be asked for. A tensor under torch.func.vmap does not tell: an outer level may ask."""
+    return _is_grad_enabled() and (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (not _is_tracing() and _functorch_level() is not None)
+    )
 
 
 def scaled_dot_product_attention(
@@ -76,7 +87,7 @@ def scaled_dot_product_attention(
     ):
         corner = call.UPPER_LEFT if is_causal else 0
         try:
-            if _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+            if _is_differentiated(query, key, value):
                 return Attention.apply(query, key, value, factor, corner, -1, -1, False)[0]
             return ops.forward(query, key, value, factor, corner, -1, -1)[0]
         except RuntimeError:
@@ -87,6 +98,10 @@ def scaled_dot_product_attention(
 def _any_call(
     query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> Tensor:
+    # Before their own dispatch, which would come back here with torch's function switched off.
+    if any(isinstance(operand, Tensor) and operand.is_nested for operand in (query, key, value)):
+        dispatch.fell_back("nested tensors have no kernel")
+        return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if has_torch_function_variadic(query, key, value):
         return handle_torch_function(
             scaled_dot_product_attention,
@@ -174,6 +189,6 @@ def attention(
 def _run(operands: call.Operands, deterministic: bool = False) -> tuple[Tensor, Tensor]:
     query, key, value = operands.query, operands.key, operands.value
     settings = (operands.scale, operands.corner, operands.window_left, operands.window_right)
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if _is_differentiated(query, key, value):
         return Attention.apply(query, key, value, *settings, deterministic)
     return ops.run_forward(query, key, value, *settings)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from . import checks
 from .vmap import batch_over
 
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
@@ -41,8 +42,9 @@ def _load() -> None:
         return  # Loaded before in this process; registering twice is an error.
     if not LIBRARY.exists():
         raise ImportError(
-            f"kittens_torch is not built: {LIBRARY} does not exist. Run `pip install .` in its source tree (with the "
-            f"environment's torch {found}), and do not import it from an unbuilt source tree."
+            f"kittens_torch is not built here: {LIBRARY} does not exist. If it is installed (`pip install .`), Python "
+            "found the source tree first: start from another folder, or run `pip install -e .` in the source tree to "
+            f"use it from there. If it is not, run one of the two, with the environment's torch {found}."
         )
     try:
         torch.ops.load_library(str(LIBRARY))
@@ -59,6 +61,15 @@ forward = torch.ops.kittens_torch.forward.default
 checked_forward = torch.ops.kittens_torch.checked_forward.default
 
 
+def _is_known(condition: Any) -> bool:
+    """Whether a condition on sizes or strides holds; a symbolic one that is not known to, does not."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # only where there are symbols: it takes seconds
+
+    return guard_or_false(condition)
+
+
 def empty_in_layout_of(like: Tensor, sizes: Sequence[int], ordered: int) -> Tensor:
     """A dense tensor of `sizes` that keeps its first `ordered` dims in the memory order they have in `like`.
 
@@ -67,15 +78,13 @@ def empty_in_layout_of(like: Tensor, sizes: Sequence[int], ordered: int) -> Tens
     the same for its output, with the batch, head and row of the query.
     """
     strides = like.stride()
-    silent = [
-        dim for dim in range(ordered) if guard_or_false(like.shape[dim] == 1) or guard_or_false(strides[dim] == 0)
-    ]
+    silent = [dim for dim in range(ordered) if _is_known(like.shape[dim] == 1) or _is_known(strides[dim] == 0)]
     ranked: list[int] = []
     for dim in range(ordered):
         if dim in silent:
             continue
         place = len(ranked)
-        while place > 0 and guard_or_false(strides[dim] > strides[ranked[place - 1]]):
+        while place > 0 and _is_known(strides[dim] > strides[ranked[place - 1]]):
             place -= 1
         ranked.insert(place, dim)
     if ranked == sorted(ranked):
@@ -138,6 +147,8 @@ def checked_machine(seed: int = 0, configuration: int = -1) -> Iterator[None]:
     (-1: the plan decides). Slow; for tests and for debugging kernels. CUDA calls are not affected.
     """
     global _checked
+    checks.number("seed", seed, 0, 2**32 - 1)
+    checks.number("configuration", configuration, -1, 2**31 - 1)
     before = _checked
     _checked = (configuration, seed)
     try:

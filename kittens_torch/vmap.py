@@ -16,11 +16,11 @@ def _fold(argument: Any, dim: int | None, size: int) -> Any:
     return argument.flatten(0, 1)
 
 
-def _unfold(result: Tensor, size: int) -> Tensor:
+def _unfold(result: Tensor, size: int, batch: int) -> Tensor:
     # A gradient that was not asked for is an empty vector without a batch.
     if result.dim() == 1:
         return result.expand(size, 0)
-    return result.reshape(size, result.shape[0] // size, *result.shape[1:])
+    return result.reshape(size, batch, *result.shape[1:])
 
 
 def batch_over(op: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -29,8 +29,10 @@ def batch_over(op: Callable[..., tuple[Tensor, ...]]) -> None:
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size = info.batch_size
         dims = (*in_dims, *[None] * (len(arguments) - len(in_dims)))
-        folded = (_fold(argument, dim, size) for argument, dim in zip(arguments, dims, strict=True))
-        results = op(*folded)
-        return tuple(_unfold(result, size) for result in results), (0,) * len(results)
+        given = list(zip(arguments, dims, strict=True))
+        results = op(*(_fold(argument, dim, size) for argument, dim in given))
+        tensor, dim = next((argument, dim) for argument, dim in given if isinstance(argument, Tensor))
+        batch = tensor.shape[0] if dim is None else tensor.movedim(dim, 0).shape[1]
+        return tuple(_unfold(result, size, batch) for result in results), (0,) * len(results)
 
     torch.library.register_vmap(op, rule)  # type: ignore[arg-type]

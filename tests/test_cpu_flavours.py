@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_accurate, assert_logsumexp
+from helpers import assert_accurate, assert_logsumexp, leaves
 
 from kittens_torch import reference
 
@@ -32,15 +32,16 @@ pytestmark = [
 ]
 
 
-def instance(flavour: str) -> Path:
-    return OBJECTS / f"attention/instances/forward_cpu_{flavour}.cpp.o"
+def instance(flavour: str, operator: str = "forward") -> Path:
+    return OBJECTS / f"attention/instances/{operator}_cpu_{flavour}.cpp.o"
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not found")
 @pytest.mark.parametrize("flavour", NEWER)
-def test_code_of_a_newer_instruction_set_cannot_replace_other_code(flavour: str) -> None:
+@pytest.mark.parametrize("operator", ["forward", "backward"])
+def test_code_of_a_newer_instruction_set_cannot_replace_other_code(flavour: str, operator: str) -> None:
     """The linker keeps one copy of a weak function: all of them must carry the name of their machine."""
-    told = subprocess.run(["nm", str(instance(flavour))], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(["nm", str(instance(flavour, operator))], capture_output=True, text=True, check=True).stdout
     symbols = [line.split() for line in told.splitlines()]
     functions = [name for *_, kind, name in symbols if kind in "TWi"]
     assert any(f"cpu_{flavour}" in name for name in functions), "the test no longer knows how symbols look"
@@ -53,13 +54,14 @@ def flavours(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip(f"no C++ compiler: {CXX[0]} is not found")
     runtime = [OBJECTS / f"kittens/cpu/{name}.cpp.o" for name in ("machine", "checker", "checker_barriers", "features")]
     target = tmp_path_factory.mktemp("flavours") / "flavours.so"
-    source = Path(__file__).resolve().parent / "flavours/forward.cpp"
-    command = [*CXX, "-std=c++20", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}", str(source)]
-    command += [str(path) for path in (*map(instance, FLAVOURS), *runtime)]
+    sources = [Path(__file__).resolve().parent / f"flavours/{operator}.cpp" for operator in ("forward", "backward")]
+    objects = [instance(flavour, operator) for flavour in FLAVOURS for operator in ("forward", "backward")]
+    command = [*CXX, "-std=c++20", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}"]
+    command += [str(path) for path in (*sources, *objects, *runtime)]
     subprocess.run([*command, "-o", str(target), "-lpthread"], check=True)
     library = ctypes.CDLL(str(target))
     library.flavour_runs.restype = ctypes.c_bool
-    library.flavour_forward.restype = ctypes.c_char_p
+    library.flavour_forward.restype = library.flavour_backward.restype = ctypes.c_char_p
     return library
 
 
@@ -89,3 +91,35 @@ def test_every_instruction_set_is_right(
     same_formula, _ = reference.attention(query, key, value, causal="lower_right", scale=0.125)
     assert_accurate("output", output, exact, same_formula, 2)
     assert_logsumexp(logsumexp, exact_logsumexp, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize(("configuration", "head_dim"), [(0, 64), (1, 72), (2, 256)])
+def test_gradients_of_every_instruction_set(
+    flavours: ctypes.CDLL, flavour: str, dtype: torch.dtype, configuration: int, head_dim: int
+) -> None:
+    number = FLAVOURS.index(flavour)
+    if not flavours.flavour_runs(number):
+        pytest.skip(f"this processor has no {flavour}")
+    if flavour == "amx" and dtype != torch.bfloat16:
+        pytest.skip("AMX multiplies bfloat16 alone")
+    heads, length_q, length_k = 2, 130, 197
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    operands = [torch.randn(1, heads, n, head_dim).to(dtype) for n in (length_q, length_k, length_k)]
+    exact_operands = leaves(*(operand.double() for operand in operands))
+    exact, logsumexp = reference.attention(*exact_operands, causal="lower_right", scale=0.125)
+    grad_output = torch.randn_like(exact).to(dtype)
+    output, logsumexp = exact.detach().to(dtype), logsumexp.detach().to(real)
+    grads = [torch.full_like(operand, float("nan")) for operand in operands]
+    given = (*operands, output, grad_output, logsumexp, *grads)
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in given]
+    shape = (configuration, heads, length_q, length_k, head_dim)
+    error = flavours.flavour_backward(number, DTYPES.index(dtype), *shape, *pointers)
+    assert error is None, error.decode()
+    exact.backward(grad_output.double())
+    copies = leaves(*operands)
+    same_output, _ = reference.attention(*copies, causal="lower_right", scale=0.125)
+    same_output.backward(grad_output)
+    for name, mine, right, same in zip(("dQ", "dK", "dV"), grads, exact_operands, copies, strict=True):
+        assert_accurate(name, mine, right.grad, same.grad, 3)

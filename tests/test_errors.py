@@ -251,3 +251,29 @@ def test_the_op_itself_refuses(name: str, bad: Any, words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         kittens_torch.ops.forward(**arguments)
     _normal_call(kittens_torch.attention, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"seed": "a"}, TypeError, "seed is 'a'; allowed: a whole number from 0"),
+        ({"seed": 1.5}, TypeError, "seed is 1.5"),
+        ({"seed": 2**70}, ValueError, "seed is 1180591620717411303424"),
+        ({"configuration": -2}, ValueError, "configuration is -2; allowed: a whole number from -1"),
+    ],
+)
+def test_checked_machine_refuses_before_it_begins(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said), kittens_torch.checked_machine(**arguments):
+        pass
+
+
+def test_attention_takes_strided_tensors_alone() -> None:
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(RuntimeError, match=r"layout of key is torch.sparse_coo; allowed: torch.strided"):
+        kittens_torch.attention(x, x.to_sparse(), x)
+
+
+def test_a_scale_that_wants_a_gradient() -> None:
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(TypeError, match="scale is a tensor that requires a gradient"):
+        kittens_torch.attention(x, x, x, scale=torch.tensor(0.5, requires_grad=True))

@@ -134,6 +134,15 @@ def test_nested_tensors() -> None:
     assert output.is_nested
 
 
+def test_jagged_tensors() -> None:
+    parts = [torch.randn(5, 4, 16), torch.randn(6, 4, 16)]
+    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    with pytest.warns(FallbackWarning, match="nested"):
+        output = ours(jagged, jagged, jagged)
+    expected = F.scaled_dot_product_attention(jagged, jagged, jagged)
+    assert all(torch.equal(a, b) for a, b in zip(output.unbind(), expected.unbind(), strict=True))
+
+
 def test_plan_may_prefer_torch_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning: the call is covered, torch is faster. attention(...) and the checked machine never go there."""
     torchs: list[int] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import kittens_torch
-from kittens_torch import functional
+from kittens_torch import dispatch, functional, reference
 from kittens_torch import scaled_dot_product_attention as ours
 
 pytestmark = pytest.mark.usefixtures("only_ours")
@@ -295,3 +297,61 @@ def test_every_way_gives_the_same() -> None:
     query, key, value = inputs("cuda", torch.bfloat16, batch=2, heads=4, length_q=100)
     for operands in ((query, key[:1], value[:1]), (query, key[:, :1], value), (query, key, value[..., :40])):
         check(*operands)
+
+
+class TestFunctionalTransforms:
+    """A tensor under vmap does not tell whether an outer level differentiates it."""
+
+    def test_gradient_of_a_batched_call(self) -> None:
+        batched = torch.randn(3, 1, 2, 5, 8)
+
+        def each(x: Tensor) -> Tensor:
+            return kittens_torch.attention(x, x, x)
+
+        looped = torch.func.grad(lambda x: torch.stack([each(y) for y in x]).square().sum())(batched)
+        assert looped.abs().max() > 0.1
+        mapped = torch.func.grad(lambda x: torch.func.vmap(each)(x).square().sum())(batched)
+        torch.testing.assert_close(mapped, looped)
+        leaf = batched.clone().requires_grad_()
+        torch.func.vmap(each)(leaf).square().sum().backward()
+        torch.testing.assert_close(leaf.grad, looped)
+
+    def test_gradient_of_what_a_batched_call_closes_over(self) -> None:
+        batched, layer = torch.randn(3, 1, 2, 5, 8), torch.nn.Linear(8, 8)
+
+        def loss(run: Any) -> Tensor:
+            layer.zero_grad()
+            run(lambda x: kittens_torch.attention(layer(x), x, x)).square().sum().backward()
+            assert layer.weight.grad is not None
+            return layer.weight.grad.clone()
+
+        mapped = loss(lambda f: torch.func.vmap(f)(batched))
+        torch.testing.assert_close(mapped, loss(lambda f: torch.stack([f(x) for x in batched])))
+
+    def test_an_empty_batch(self) -> None:
+        x = torch.randn(0, 1, 2, 4, 8)
+        assert torch.func.vmap(lambda y: kittens_torch.attention(y, y, y))(x).shape == x.shape
+
+
+@pytest.mark.parametrize("length", [64, 1024])
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_scales_that_torchs_causal_cpu_kernel_gets_wrong(length: int, scale: float) -> None:
+    x = torch.randn(1, 2, length, 64)
+    exact, _ = reference.attention(x.double(), x.double(), x.double(), causal="upper_left", scale=scale)
+    for leaf in (x, x.clone().requires_grad_()):
+        assert (ours(leaf, leaf, leaf, is_causal=True, scale=scale) - exact).abs().max() < 1e-4
+
+
+def test_importing_leaves_the_compiler_alone() -> None:
+    """torch._dynamo takes seconds to import."""
+    code = "import sys, torch, kittens_torch; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_constants_while_tracing_are_marked_as_torch_marks_them() -> None:
+    def marked_here() -> None: ...
+
+    def marked_by_torch() -> None: ...
+
+    torch.compiler.assume_constant_result(marked_by_torch)
+    assert vars(dispatch._constant_while_tracing(marked_here)) == vars(marked_by_torch)

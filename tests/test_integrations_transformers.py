@@ -15,6 +15,7 @@ from transformer_families import (
     TOKENS,
     Fallbacks,
     Family,
+    assert_close_to_exact,
     assert_same,
     covered_decoder,
     every_decoder,
@@ -30,30 +31,32 @@ from kittens_torch.integrations import transformers as ours
 
 pytestmark = pytest.mark.usefixtures("only_ours")
 
-places = pytest.mark.parametrize(
-    ("device", "dtype", "share"),
-    [
-        ("cpu", torch.float32, 1e-4),
-        pytest.param("cuda", torch.bfloat16, 6e-2, marks=pytest.mark.gpu),
-    ],
-    ids=str,
-)
 
-
-@places
 @every_family
-def test_outputs_and_gradients(name: str, device: str, dtype: torch.dtype, share: float) -> None:
+def test_outputs_and_gradients(name: str) -> None:
     family = FAMILIES[name]
-    model = family.build().to(device, dtype)
-    inputs = {
-        key: word.to(device, dtype if word.is_floating_point() else None) for key, word in family.inputs().items()
-    }
+    model, inputs = family.build(), family.inputs()
     eager = run(model, "eager", inputs)
     with Fallbacks(family.reason):
         mine = run(model, "kittens", inputs)
-    assert_same(mine, eager, share)
+    assert_same(mine, eager, 1e-4)
     model.set_attn_implementation("kittens")
     assert model.config._attn_implementation == "kittens"
+
+
+@pytest.mark.gpu
+@every_family
+def test_outputs_and_gradients_on_the_gpu(name: str) -> None:
+    family = FAMILIES[name]
+    model = family.build().to("cuda")
+    inputs = {key: word.to("cuda") for key, word in family.inputs().items()}
+    exact = run(model, "eager", inputs)
+    model = model.bfloat16()
+    inputs = {key: word.bfloat16() if word.is_floating_point() else word for key, word in inputs.items()}
+    eager = run(model, "eager", inputs)
+    with Fallbacks(family.reason):
+        mine = run(model, "kittens", inputs)
+    assert_close_to_exact(mine, eager, exact)
 
 
 @every_family

@@ -138,7 +138,7 @@ forward_plan plan_forward(const forward_problem& p, int configuration) {
     if (!sm90) {
       const cpu_rule* faster = find_cpu_rule(p, !is_open(plan.mask));
       plan.prefer_torch = !faster;
-      plan.reason = faster ? faster->reason : "a plain call of the drop-in goes to torch: here its CPU kernel is faster, or not measured against ours";
+      plan.reason = faster ? faster->reason : "attention(...) runs here; a plain call of the drop-in goes to torch, whose CPU kernel is faster or was not measured against ours";
     }
   } else {
     plan.reason = "head_dim and value_dim must be at most 256";

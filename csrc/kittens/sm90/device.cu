@@ -27,9 +27,14 @@ int cached_attribute(std::atomic<int> (&cache)[most_devices], cudaDeviceAttr att
 }  // namespace
 
 const char* use_device(int device) {
+  // A thread that has made no CUDA call yet, as autograd's may, has a device but no current context, which the driver's own functions need
+  // (cuTensorMapEncodeTiled answers 201). Setting the device binds the context.
+  thread_local int bound = -1;
   int current = -1;
-  if (cudaGetDevice(&current) == cudaSuccess && current == device) return nullptr;
-  return text_of(cudaSetDevice(device));
+  if (bound == device && cudaGetDevice(&current) == cudaSuccess && current == device) return nullptr;
+  const cudaError_t code = cudaSetDevice(device);
+  if (code == cudaSuccess) bound = device;
+  return text_of(code);
 }
 
 int multiprocessors(int device) {

@@ -1,0 +1,135 @@
+"""The checked cpu machine reports defects of the backward kernels, which are broken by changing their source."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import leaves
+from test_checked_machine import CSRC, CXX, KERNELS, RUNTIME, call, compile_object, link
+
+from kittens_torch import reference
+
+pytestmark = pytest.mark.skipif(shutil.which(CXX[0]) is None, reason=f"no C++ compiler: {CXX[0]} is not found")
+SEEDS = range(4)
+KEYS, ROLES = 0, 1  # rows of the small table
+WAIT = "          mma_wait<1>();\n          mma_done(value_gradient, query_gradient);\n"
+RELEASE = "          gradient.release();\n"
+# name: (file, row, what is there once, what stands there instead, what the error must say)
+BROKEN = {
+    "dS not published": (
+        "backward_keys.cuh",
+        KEYS,
+        "publish(meet);",
+        "meet.sync();",
+        r"published",
+    ),
+    "one buffer for every dS": (
+        "backward_keys.cuh",
+        KEYS,
+        "turn ^= 1;",
+        "",
+        r"store .*shared_tile<float, 128, 64>",
+    ),
+    "dO released under a product": (
+        "backward_keys.cuh",
+        KEYS,
+        WAIT + RELEASE,
+        RELEASE + WAIT,
+        r"release of shared_tile<float, 64, 128> .* while this warpgroup's own product may still read it",
+    ),
+    "K overwritten under the other's product": (
+        "backward_keys.cuh",
+        KEYS,
+        "if constexpr (SumsQuery) meet.sync();",
+        "",
+        r"store .*shared_tile<float, 128, 128>",
+    ),
+    "weights read too early": (
+        "backward_roles.cuh",
+        ROLES,
+        "named_barrier{weights_stored + buffer, consumers}.sync();",
+        "",
+        r"load .*shared_tile<float, 64, 64>|deadlock",
+    ),
+    "weights overwritten": (
+        "backward_roles.cuh",
+        ROLES,
+        "named_barrier{weights_read + buffer, consumers}.sync();",
+        "",
+        r"store .*shared_tile<float, 64, 64>|named barrier",
+    ),
+    "dS overwritten": (
+        "backward_roles.cuh",
+        ROLES,
+        "named_barrier{gradients_read + buffer, consumers}.sync();",
+        "",
+        r"store .*shared_tile<float, 64, 64>|named barrier",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ctypes.CDLL]]:
+    """The backward kernels as they are ("none"), and broken in each of the ways."""
+    folder = tmp_path_factory.mktemp("broken_backward")
+
+    def build(name: str) -> ctypes.CDLL:
+        csrc = folder / name.replace(" ", "_").replace("'", "")
+        for part in ("kittens/core", "kittens/cpu", "attention"):
+            shutil.copytree(CSRC / part, csrc / part)
+        shutil.copy(CSRC / "kittens/kittens.h", csrc / "kittens")
+        if name in BROKEN:
+            file, _, intact, broken, _ = BROKEN[name]
+            path = csrc / "attention" / file
+            text = path.read_text()
+            assert text.count(intact) == 1, f"{name}: {file} has what the test breaks {text.count(intact)} times"
+            path.write_text(text.replace(intact, broken))
+        return link(
+            [compile_object(KERNELS / "backward.cpp", csrc / "backward.o", csrc), *runtime], csrc / "backward.so"
+        )
+
+    def compiled(source: Path) -> Path:
+        return compile_object(source, folder / f"{source.stem}.o")
+
+    with ThreadPoolExecutor(2) as pool:
+        runtime = list(pool.map(compiled, RUNTIME))
+        names = ["none", *BROKEN]
+        yield dict(zip(names, pool.map(build, names), strict=True))
+
+
+def run(library: ctypes.CDLL, row: int, seed: int) -> tuple[str | None, bool]:
+    torch.manual_seed(seed)
+    heads, length_q, length_k = 2, 200, 300
+    operands = [torch.randn(1, heads, length, 128) for length in (length_q, length_k, length_k)]
+    exact = leaves(*(operand.double() for operand in operands))
+    output, logsumexp = reference.attention(*exact, causal="lower_right", scale=0.125)
+    grad_output = torch.randn(1, heads, length_q, 128)
+    output.backward(grad_output.double())
+    grads = [torch.full_like(operand, float("nan")) for operand in operands]
+    rows, sums = torch.full((2 * heads * 256,), float("nan")), torch.zeros(heads * 256 * 128)
+    saved = (output.detach().float(), grad_output, logsumexp.detach().float())
+    error = call(library.backward_run, seed, row, heads, length_q, length_k, *operands, *saved, *grads, rows, sums)
+    return error, all(bool(((a - b.grad).abs() < 1e-4).all()) for a, b in zip(grads, exact, strict=True))
+
+
+@pytest.mark.parametrize("row", [KEYS, ROLES])
+def test_backward_is_right(libraries: dict[str, ctypes.CDLL], row: int) -> None:
+    for seed in SEEDS:
+        error, right = run(libraries["none"], row, seed)
+        assert error is None and right, f"seed {seed}: {error or 'wrong numbers'}"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_backward_is_reported(libraries: dict[str, ctypes.CDLL], name: str) -> None:
+    _, row, _, _, expected = BROKEN[name]
+    for seed in SEEDS:
+        error, _ = run(libraries[name], row, seed)
+        assert error is not None, f"seed {seed}: {name} is not reported"
+        assert re.search(expected, error), f"seed {seed}: {error}"
