@@ -215,7 +215,7 @@ def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[s
             stem, name = file_stem(args), machine_name(environment)
             for path in plots.draw(rows, preset, ceilings, args.output, stem, name):
                 print(f"wrote {path}")
-    failed = any(OURS in row.skipped or any(map(report.is_ours, row.wrong)) for row in rows)
+    failed = OURS in missing or any(OURS in row.skipped or any(map(report.is_ours, row.wrong)) for row in rows)
     return 1 if failed or lost else 0
 
 

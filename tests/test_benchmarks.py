@@ -412,3 +412,21 @@ def test_command(tmp_path, factor, status):
     assert timed["kittens"]["ratio_to_best_peer"] == pytest.approx(ratio)
     assert found["summary"]["geometric_mean"] == pytest.approx(ratio)
     assert timed["kittens"]["percent_of_gemm"] > 0
+
+
+def test_without_the_package_itself_the_command_fails(tmp_path):
+    package = tmp_path / "kittens_torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('kittens_torch is not built here')")
+    command = [sys.executable, "-m", "benchmarks.run", "--preset", "cpu", "--filter", "hd64 causal 1024 fp32"]
+    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, "--seconds-per-row", "0.05", "--commit", "abc"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "not here, skipped: kittens: ImportError: kittens_torch is not built here" in done.stdout
