@@ -21,8 +21,22 @@ backward = torch.ops.kittens_torch.backward.default
 checked_backward = torch.ops.kittens_torch.checked_backward.default
 
 
-def _empty_gradients(
-    query: Tensor, key: Tensor, value: Tensor, need_query: bool, need_key: bool, need_value: bool
+def _fake_gradients(
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+    corner: int,
+    window_left: int,
+    window_right: int,
+    need_query: bool,
+    need_key: bool,
+    need_value: bool,
+    *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each gradient like its input, in dtype and layout; an empty tensor where none is asked for."""
     needed = ((query, need_query), (key, need_key), (value, need_value))
@@ -33,51 +47,8 @@ def _empty_gradients(
     return next(grads), next(grads), next(grads)
 
 
-@torch.library.register_fake("kittens_torch::backward")
-def _(
-    grad_output: Tensor | None,
-    grad_logsumexp: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    logsumexp: Tensor,
-    scale: float,
-    corner: int,
-    window_left: int,
-    window_right: int,
-    need_query: bool,
-    need_key: bool,
-    need_value: bool,
-    deterministic: bool = False,
-    configuration: int = -1,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_gradients(query, key, value, need_query, need_key, need_value)
-
-
-@torch.library.register_fake("kittens_torch::checked_backward")
-def _(
-    grad_output: Tensor | None,
-    grad_logsumexp: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    logsumexp: Tensor,
-    scale: float,
-    corner: int,
-    window_left: int,
-    window_right: int,
-    need_query: bool,
-    need_key: bool,
-    need_value: bool,
-    deterministic: bool,
-    configuration: int,
-    seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_gradients(query, key, value, need_query, need_key, need_value)
-
-
+for _name in ("backward", "checked_backward"):
+    torch.library.register_fake(f"kittens_torch::{_name}", _fake_gradients)
 batch_over(backward)
 batch_over(checked_backward)
 

@@ -94,7 +94,7 @@ def empty_in_layout_of(like: Tensor, sizes: Sequence[int], ordered: int) -> Tens
     return dense.permute(*(order.index(dim) for dim in range(len(sizes))))
 
 
-def _fake_outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_outputs(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     if not query.device == key.device == value.device:
         raise RuntimeError("kittens_torch: query, key and value must be on the same device")
     logsumexp_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -102,35 +102,8 @@ def _fake_outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     return empty_in_layout_of(query, (*query.shape[:3], value.shape[3]), 3), logsumexp
 
 
-@torch.library.register_fake("kittens_torch::forward")
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    corner: int,
-    window_left: int,
-    window_right: int,
-    configuration: int = -1,
-) -> tuple[Tensor, Tensor]:
-    return _fake_outputs(query, key, value)
-
-
-@torch.library.register_fake("kittens_torch::checked_forward")
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    corner: int,
-    window_left: int,
-    window_right: int,
-    configuration: int,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    return _fake_outputs(query, key, value)
-
-
+for _name in ("forward", "checked_forward"):
+    torch.library.register_fake(f"kittens_torch::{_name}", _fake_outputs)
 batch_over(forward)
 batch_over(checked_forward)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -10,9 +11,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+from torch.nn.attention import current_flash_attention_impl
 
 import kittens_torch
 from kittens_torch import dispatch
+from kittens_torch.enable import Outcome
 
 
 def has_hopper() -> bool:
@@ -40,3 +43,22 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = kittens_torch.set_fallback("error")
     yield
     kittens_torch.set_fallback(before)
+
+
+@pytest.fixture
+def torchs_attention_as_before() -> Iterator[None]:
+    """For tests of `enable`: afterwards torch's attention and the fallback mode are what they were."""
+    before = kittens_torch.set_fallback("warn")
+    yield
+    kittens_torch.disable()
+    kittens_torch.set_fallback(before)
+    assert current_flash_attention_impl() is None
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+    """What became of the calls that reached an override of `enable`. The plan does not prefer torch."""
+    monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: False)
+    seen: list[Outcome] = []
+    monkeypatch.setattr(importlib.import_module("kittens_torch.enable"), "watchers", [seen.append])
+    return seen

@@ -142,3 +142,8 @@ def check_gradients(
     ):
         assert mine.dtype == operand.dtype and mine.shape == operand.shape, name
         assert_accurate(name, mine, exact, same_formula, 3)
+
+
+def dtype_of(device: str) -> torch.dtype:
+    """The dtype that a test takes which needs one alone."""
+    return torch.float32 if device == "cpu" else torch.bfloat16

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import check_forward, check_gradients, inputs, leaves, normal, places
+from helpers import check_forward, check_gradients, dtype_of, inputs, leaves, normal, places
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import (
@@ -28,11 +27,12 @@ from torch.nn.attention import (
 from torch.nn.attention.bias import causal_lower_right
 
 import kittens_torch
-from kittens_torch import dispatch, ops
+from kittens_torch import ops
 from kittens_torch.enable import Outcome
 
 # `kittens_torch.enable` is the function.
 enable = importlib.import_module("kittens_torch.enable")
+pytestmark = pytest.mark.usefixtures("torchs_attention_as_before")
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 every_dtype = places(torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -46,28 +46,6 @@ routes = pytest.mark.parametrize(
         for backend in backends
     ],
 )
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    before = kittens_torch.set_fallback("warn")
-    yield
-    kittens_torch.disable()
-    kittens_torch.set_fallback(before)
-    assert current_flash_attention_impl() is None
-
-
-@pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
-    """What became of the calls that reached an override. The plan does not prefer torch."""
-    monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: False)
-    seen: list[Outcome] = []
-    monkeypatch.setattr(enable, "watchers", [seen.append])
-    return seen
-
-
-def dtype_of(device: str) -> torch.dtype:
-    return torch.float32 if device == "cpu" else torch.bfloat16
 
 
 def tolerance(device: str) -> dict[str, float]:

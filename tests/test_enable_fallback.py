@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import inputs, leaves
+from helpers import dtype_of, inputs, leaves
 from torch import Tensor
-from torch.nn.attention import current_flash_attention_impl
 
 import kittens_torch
 from kittens_torch import FallbackError, FallbackWarning, dispatch
 from kittens_torch.enable import Outcome
 
 enable = importlib.import_module("kittens_torch.enable")  # `kittens_torch.enable` is the function.
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    before = kittens_torch.set_fallback("warn")
-    yield
-    kittens_torch.disable()
-    kittens_torch.set_fallback(before)
-    assert current_flash_attention_impl() is None
-
-
-@pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
-    """What became of the calls that reached an override. The plan does not prefer torch."""
-    monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: False)
-    seen: list[Outcome] = []
-    monkeypatch.setattr(enable, "watchers", [seen.append])
-    return seen
-
-
-def dtype_of(device: str) -> torch.dtype:
-    return torch.float32 if device == "cpu" else torch.bfloat16
+pytestmark = pytest.mark.usefixtures("torchs_attention_as_before")
 
 
 MASK = torch.rand(64, 64) > 0.3

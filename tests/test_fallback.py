@@ -20,6 +20,8 @@ from kittens_torch import scaled_dot_product_attention as ours
 MASK = torch.rand(5, 7) > 0.3
 MASK[:, 0] = True
 
+needs_plan = pytest.mark.skipif(not dispatch.has_plan(), reason="the plan module was not built")
+
 
 @pytest.fixture(autouse=True)
 def _warn() -> Iterator[None]:
@@ -171,6 +173,7 @@ def test_plan_may_prefer_torch_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert kittens_torch.explain(*tensors).machine == "torch"
 
 
+@needs_plan
 @pytest.mark.parametrize(
     ("changes", "prefers"),
     [
@@ -195,18 +198,16 @@ def test_plan_may_prefer_torch_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_where_the_cpu_machine_is_faster(changes: dict[str, Any], prefers: bool) -> None:
     """The measured rules of plan.cpp: what was not measured goes to torch."""
-    plan_module = pytest.importorskip("kittens_torch._plan")
     problem = {"machine": "cpu", "dtype": "bfloat16", "batch": 1, "heads": 8, "heads_k": 8, "length_q": 512}
     problem |= {"length_k": 512, "head_dim": 128, "value_dim": 128, "corner": 0, "window_left": -1, "window_right": -1}
-    plan = plan_module.forward(**{**problem, "processors": 4, "cpu_features": "amx", **changes})
+    plan = dispatch._plan.forward(**{**problem, "processors": 4, "cpu_features": "amx", **changes})
     assert plan.prefer_torch == prefers
     assert ("faster" in plan.reason) and (("goes to torch" in plan.reason) == prefers)
 
 
+@needs_plan
 def test_gradients_on_the_cpu_go_to_torch() -> None:
     tensors = tuple(torch.randn(1, 8, 512, 64) for _ in range(3))
-    if not dispatch.has_plan():
-        pytest.skip("the plan module was not built")
     wanting = (tensors[0].clone().requires_grad_(), *tensors[1:])
     assert dispatch.cpu_prefers_torch(*wanting, 1)
     with torch.no_grad():

@@ -78,14 +78,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
     using T = typename C::element;
     using real = typename C::real;
     constexpr named_barrier meet{first_free_barrier, consumers};
-    if (cta.warpgroup == 0 && cta.elect()) {
-      s.key_flags.init(consumers);
-      s.value_flags.init(consumers);
-      s.query_flags.init(consumers);
-      s.gradient_flags.init(consumers);
-      s.mail.init(consumers);
-    }
-    cta.publish_barriers();
+    backward_barriers(s, cta, consumers);
 
     if (cta.warpgroup == 0) {
       cta.template give_registers<C::producer_registers>();

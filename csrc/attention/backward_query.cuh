@@ -34,14 +34,7 @@ template <class C> struct backward_query_kernel {
     using namespace kittens;
     using T = typename C::element;
     using real = typename C::real;
-    if (cta.warpgroup == 0 && cta.elect()) {
-      s.query_flags.init(consumers);
-      s.gradient_flags.init(consumers);
-      s.key_flags.init(consumers);
-      s.value_flags.init(consumers);
-      s.mail.init(consumers);
-    }
-    cta.publish_barriers();
+    backward_barriers(s, cta, consumers);
 
     if (cta.warpgroup == 0) {
       cta.template give_registers<C::producer_registers>();

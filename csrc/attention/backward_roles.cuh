@@ -38,26 +38,17 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
-    if (cta.warpgroup == 0 && cta.elect()) {
-      s.key_flags.init(consumers);
-      s.value_flags.init(consumers);
-      s.query_flags.init(consumers);
-      s.gradient_flags.init(consumers);
-      s.mail.init(consumers);
-    }
-    cta.publish_barriers();
+    backward_barriers(s, cta, consumers);
     if (cta.warpgroup == 0) {
-      cta.template give_registers<C::roles_producer_registers>();
+      cta.template give_registers<C::producer_registers>();
       if (cta.elect()) backward_keys_producer<C, shared>::run(p, s, cta);
       return;
     }
-    if (cta.warpgroup == 1) {
-      cta.template take_registers<C::roles_value_registers>();
+    cta.template take_registers<C::consumer_registers>();
+    if (cta.warpgroup == 1)
       sum_values(p, s);
-    } else {
-      cta.template take_registers<C::roles_key_registers>();
+    else
       sum_keys(p, s);
-    }
     store_wait_all();
   }
 

@@ -23,8 +23,6 @@ template <class T, const auto& Rows, int Row> struct backward_config {
   static constexpr int block_q = row.block_q, block_k = row.block_k(), stages = row.stages, tile_stages = row.tile_stages;
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
   static constexpr int producer_registers = 24, consumer_registers = 240;
-  // The kernel with roles: the warpgroup that sums dV needs less than the other one, and its producer more.
-  static constexpr int roles_producer_registers = 24, roles_value_registers = 240, roles_key_registers = 240;
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
   static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;
@@ -60,6 +58,18 @@ template <class C> struct backward_tiles {
   using key_block = kittens::shared_tile<T, C::block_n, C::head_dim>;
   using value_block = kittens::shared_tile<T, C::block_n, C::value_dim>;
 };
+
+// The barriers of a kernel's four rings and its mailbox, ready for all.
+template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens::cta cta, int consumers) {
+  if (cta.warpgroup == 0 && cta.elect()) {
+    s.query_flags.init(consumers);
+    s.gradient_flags.init(consumers);
+    s.key_flags.init(consumers);
+    s.value_flags.init(consumers);
+    s.mail.init(consumers);
+  }
+  cta.publish_barriers();
+}
 
 // What every kernel of a pass knows of the problem.
 template <class C> struct backward_problem {

@@ -114,6 +114,30 @@ template <int N> const forward_rule* find_rule(const forward_rule (&rules)[N], c
   return nullptr;
 }
 
+// The row that is asked for, or that of the rule; false, and the reason, where there is none.
+template <class Plan, class Rule, int N>
+bool choose_row(Plan& plan, const decltype(Plan::row) (&rows)[N], const Rule* rule, const forward_problem& p, int configuration) {
+  plan.configuration = -1;
+  if (configuration >= N) {
+    plan.reason = "the configuration table has no such row";
+    return false;
+  }
+  if (configuration < 0 && !rule) {
+    plan.reason = "head_dim and value_dim must be at most 256";
+    return false;
+  }
+  const int chosen = configuration >= 0 ? configuration : rule->configuration;
+  if (p.head_dim > rows[chosen].head_dim || p.value_dim > rows[chosen].value_dim) {
+    plan.row = rows[chosen];
+    plan.reason = "the row of the configuration table takes smaller head dimensions";
+    return false;
+  }
+  plan.configuration = chosen;
+  plan.row = rows[chosen];
+  plan.reason = configuration >= 0 ? "asked for" : rule->reason;
+  return true;
+}
+
 }  // namespace
 
 forward_plan plan_forward(const forward_problem& p, int configuration) {
@@ -122,33 +146,15 @@ forward_plan plan_forward(const forward_problem& p, int configuration) {
   plan.kernel = sm90 ? "forward_sm90" : "forward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
   plan.interval = !sm90 || !is_open(plan.mask);
-  plan.configuration = -1;
-  const forward_rule* rule = sm90 ? find_rule(rules_sm90, p, plan.interval) : find_rule(rules_cpu, p, plan.interval);
-  if (configuration >= 0) {
-    const int count = sm90 ? forward_count_sm90 : forward_count_cpu;
-    if (configuration >= count) {
-      plan.reason = "the configuration table has no such row";
-      return plan;
-    }
-    plan.configuration = configuration;
-    plan.reason = "asked for";
-  } else if (rule) {
-    plan.configuration = rule->configuration;
-    plan.reason = rule->reason;
-    if (!sm90) {
-      const cpu_rule* faster = find_cpu_rule(p, !is_open(plan.mask));
-      plan.prefer_torch = !faster;
-      plan.reason = faster ? faster->reason : "attention(...) runs here; a plain call of the drop-in goes to torch, whose CPU kernel is faster or was not measured against ours";
-    }
-  } else {
-    plan.reason = "head_dim and value_dim must be at most 256";
-    return plan;
-  }
-  plan.row = sm90 ? forward_rows_sm90[plan.configuration] : forward_rows_cpu[plan.configuration];
-  if (p.head_dim > plan.row.head_dim || p.value_dim > plan.row.value_dim) {
-    plan.configuration = -1;
-    plan.reason = "the row of the configuration table takes smaller head dimensions";
-    return plan;
+  const bool chosen = sm90 ? choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, p, plan.interval), p, configuration)
+                           : choose_row(plan, forward_rows_cpu, find_rule(rules_cpu, p, plan.interval), p, configuration);
+  if (!chosen) return plan;
+  if (!sm90 && configuration < 0) {
+    const cpu_rule* faster = find_cpu_rule(p, !is_open(plan.mask));
+    plan.prefer_torch = !faster;
+    plan.reason = faster ? faster->reason
+                         : "attention(...) runs here; a plain call of the drop-in goes to torch, whose CPU kernel is faster or was not measured "
+                           "against ours";
   }
   const int64_t row_tiles = (p.length_q + plan.row.block_m - 1) / plan.row.block_m;
   plan.tiles = row_tiles * p.heads * p.batch;
@@ -162,28 +168,9 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   backward_plan plan{};
   plan.kernel = sm90 ? "backward_sm90" : "backward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
-  plan.configuration = -1;
-  const backward_rule* rule = sm90 ? find_rule(backward_rules_sm90, p) : find_rule(backward_rules_cpu, p);
-  if (configuration >= 0) {
-    if (configuration >= (sm90 ? backward_count_sm90 : backward_count_cpu)) {
-      plan.reason = "the configuration table has no such row";
-      return plan;
-    }
-    plan.configuration = configuration;
-    plan.reason = "asked for";
-  } else if (rule) {
-    plan.configuration = rule->configuration;
-    plan.reason = rule->reason;
-  } else {
-    plan.reason = "head_dim and value_dim must be at most 256";
-    return plan;
-  }
-  plan.row = sm90 ? backward_rows_sm90[plan.configuration] : backward_rows_cpu[plan.configuration];
-  if (p.head_dim > plan.row.head_dim || p.value_dim > plan.row.value_dim) {
-    plan.configuration = -1;
-    plan.reason = "the row of the configuration table takes smaller head dimensions";
-    return plan;
-  }
+  const bool chosen = sm90 ? choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration)
+                           : choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration);
+  if (!chosen) return plan;
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };
   plan.sums_query = plan.row.sums_query() && request.need_query && request.need_keys && !request.deterministic &&
