@@ -72,6 +72,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
   using params = backward_key_params<C>;
   using shared = backward_keys_shared<C, SumsQuery>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
+  static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -97,6 +98,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
     register_tile<real, C::value_dim> value_gradient;
     register_tile<real, C::block_q> scores, score_gradient;
     register_tile<T, C::block_q> weights, rounded_gradient;
+    column_vector<real, C::block_q> logsumexp2, delta;
     int turn = 0;  // which of the two buffers dS goes through
 
     while (mail.wait().key >= 0) {
@@ -107,25 +109,27 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      auto step = [&](int head, int i, auto masked) {
+      auto step = [&](tile_sums<real>& sums, int i, auto masked) {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
         const backward_visible<C> visible(p.mask, w.key + mine, i * C::block_q);
         gradient.follow(query);
         const auto& q = query.wait();
-        const auto& logsumexp2 = s.logsumexp2[query.last()];
+        // Before the products, which keep shared memory busy: a load waits 300 cycles then (head_dim 128). 128 queries leave no registers for it.
+        if constexpr (C::values_early) load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
         const auto& g = gradient.wait();
-        const auto& delta = s.delta[gradient.last()];
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, mine), g, 0);
         mma_commit();
         mma_wait<1>();
         mma_done(scores);
+        if constexpr (!C::values_early) load_columns(logsumexp2, s.logsumexp2[query.last()]);
         exp2_columns(scores, logsumexp2, p.scale_log2);
         if constexpr (masked) zero_unless(scores, visible);
+        if constexpr (C::values_early) load_columns(delta, s.delta[gradient.last()]);
         auto add_values = [&] {
           convert(weights, scores);
           mma_begin(value_gradient, weights);
@@ -139,6 +143,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<0>();
         }
         mma_done(score_gradient);
+        if constexpr (!C::values_early) load_columns(delta, s.delta[gradient.last()]);
         map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);
         if constexpr (SumsQuery) {
@@ -157,8 +162,8 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<1>();
           mma_done(value_gradient, query_gradient);
           gradient.release();
-          const int64_t sum = ((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg;
-          add_to(p.query_sum + sum * C::query_sum_tile, query_gradient);
+          sums.advance(p.sum_step);
+          sums.add(query_gradient);
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -174,11 +179,11 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       };
       const backward_key_blocks<C> blocks(p, w);
       for (int n = 0; n < p.group; n++) {
-        const int head = w.head * p.group + n;
         int i = blocks.first;
-        for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
-        for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
-        for (; i < blocks.end; i++) step(head, i, std::true_type{});
+        tile_sums<real> sums(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + w.head * p.group + n) * p.steps + i - 1) * 2 + wg) * C::query_sum_tile);
+        for (; i < blocks.plain_first; i++) step(sums, i, std::true_type{});
+        for (; i < blocks.plain_end; i++) step(sums, i, std::false_type{});
+        for (; i < blocks.end; i++) step(sums, i, std::true_type{});
       }
 
       if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V
