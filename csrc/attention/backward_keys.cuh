@@ -99,6 +99,9 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
     register_tile<real, C::block_q> scores, score_gradient;
     register_tile<T, C::block_q> weights, rounded_gradient;
     column_vector<real, C::block_q> logsumexp2, delta;
+    // At 64 queries a step the first product would wait 400 cycles for the address register of the last step's additions (head_dim 128, causal, 4k
+    // keys: 510 against 484 TFLOP/s); at 128 the register is worth more (head_dim 64, full, 16k: 478 against 512).
+    using sums_of_query = tile_sums<real, C::block_q == 64>;
     int turn = 0;  // which of the two buffers dS goes through
 
     while (mail.wait().key >= 0) {
@@ -109,14 +112,12 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      auto step = [&](tile_sums<real>& sums, int i, auto masked) {
+      auto step = [&](sums_of_query& sums, int i, auto masked) {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
         const backward_visible<C> visible(p.mask, w.key + mine, i * C::block_q);
         gradient.follow(query);
         const auto& q = query.wait();
-        // Before the products, which keep shared memory busy: a load waits 300 cycles then (head_dim 128). 128 queries leave no registers for it.
-        if constexpr (C::values_early) load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
@@ -126,10 +127,9 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_commit();
         mma_wait<1>();
         mma_done(scores);
-        if constexpr (!C::values_early) load_columns(logsumexp2, s.logsumexp2[query.last()]);
+        load_columns(logsumexp2, s.logsumexp2[query.last()]);
         exp2_columns(scores, logsumexp2, p.scale_log2);
         if constexpr (masked) zero_unless(scores, visible);
-        if constexpr (C::values_early) load_columns(delta, s.delta[gradient.last()]);
         auto add_values = [&] {
           convert(weights, scores);
           mma_begin(value_gradient, weights);
@@ -143,7 +143,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<0>();
         }
         mma_done(score_gradient);
-        if constexpr (!C::values_early) load_columns(delta, s.delta[gradient.last()]);
+        load_columns(delta, s.delta[gradient.last()]);
         map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);
         if constexpr (SumsQuery) {
@@ -180,7 +180,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       const backward_key_blocks<C> blocks(p, w);
       for (int n = 0; n < p.group; n++) {
         int i = blocks.first;
-        tile_sums<real> sums(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + w.head * p.group + n) * p.steps + i - 1) * 2 + wg) * C::query_sum_tile);
+        sums_of_query sums(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + w.head * p.group + n) * p.steps + i - 1) * 2 + wg) * C::query_sum_tile);
         for (; i < blocks.plain_first; i++) step(sums, i, std::true_type{});
         for (; i < blocks.plain_end; i++) step(sums, i, std::false_type{});
         for (; i < blocks.end; i++) step(sums, i, std::true_type{});

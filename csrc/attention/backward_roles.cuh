@@ -62,7 +62,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
     const backward_key_blocks<C> blocks(p, w);
     for (int n = 0; n < p.group; n++) {
       const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + w.head * p.group + n) * p.steps + blocks.first - 1;
-      kittens::tile_sums<real> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
+      kittens::tile_sums<real, false> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
       for (int i = blocks.first; i < blocks.end; i++) step(sums, i, i < blocks.plain_first || i >= blocks.plain_end);
     }
   }
@@ -88,13 +88,13 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(value_gradient, real(0));
-      walk(p, w, 0, [&](tile_sums<real>& sums, int i, bool masked) {
+      walk(p, w, 0, [&](tile_sums<real, false>& sums, int i, bool masked) {
         gradient.follow(query);
         auto& q = query.wait();
-        load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, 0), q, 0);
         mma_commit();
+        load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_wait<0>();
         mma_done(scores);
         exp2_columns(scores, logsumexp2, p.scale_log2);
@@ -165,13 +165,13 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(key_gradient, real(0));
-      walk(p, w, 1, [&](tile_sums<real>& sums, int i, bool masked) {
+      walk(p, w, 1, [&](tile_sums<real, false>& sums, int i, bool masked) {
         gradient.follow(query);
         auto& g = gradient.wait();
-        load_columns(delta, s.delta[gradient.last()]);
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, 0), g, 0);
         mma_commit();
+        load_columns(delta, s.delta[gradient.last()]);
         mma_wait<0>();
         mma_done(score_gradient);
         named_barrier{weights_stored + buffer, consumers}.sync();

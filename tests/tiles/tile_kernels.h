@@ -300,7 +300,7 @@ template <class Real, int C> struct sum_kernel {
     register_tile<Real, C> t;
     if (p.a.integers[0] == 0) {
       read(t, pointer<Real>(p.a, 0) + cta.index * 64 * C);
-      tile_sums<Real> sums(pointer<Real>(p.a, 1) - 64 * C);
+      tile_sums<Real, C == 64> sums(pointer<Real>(p.a, 1) - 64 * C);
       sums.advance(64 * C);
       sums.add(t);
     } else {

@@ -196,7 +196,7 @@ template <class T> KITTENS_INLINE void load_rows(row_vector<T>& v, const T* poin
 
 // 64 x C tiles in global memory, one after the other, summed into by many; the order of their elements is private to
 // these two.
-template <class T> struct tile_sums {
+template <class T, bool Held> struct tile_sums {
   T* mine;
 
   explicit tile_sums(T* first) : mine(first) {}
