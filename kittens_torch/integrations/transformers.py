@@ -11,8 +11,6 @@ model masks (padding, packed sequences, images in text) becomes the dense mask t
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch import Tensor
 from .. import call, checks, dispatch, functional
 from ..explain import Plan
 from .intervals import Band, Interval, IntervalMask, band_of, looks_for_packing
+from .loading import when_loaded
 
 NAME = "kittens"
 OLDEST = (4, 57)
@@ -63,25 +62,6 @@ def _interfaces() -> tuple[Any, Any]:
     )
 
 
-class _AfterLoading(importlib.abc.MetaPathFinder):
-    """Registers us at the end of the import of transformers' models, which no one has to wait for before that."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name != _LOADED_WITH_MODELS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_register(module: Any) -> None:
-                load(module)
-                _register_where_possible()
-
-            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
-        return spec
-
-
 def _register_where_possible() -> None:
     if _new_enough(sys.modules["transformers"].__version__):
         register()
@@ -89,10 +69,7 @@ def _register_where_possible() -> None:
 
 def register_when_loaded() -> None:
     """`register`, now if transformers has loaded its models, else when it does. Imports nothing."""
-    if _LOADED_WITH_MODELS in sys.modules:
-        _register_where_possible()
-    elif not any(isinstance(finder, _AfterLoading) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterLoading())
+    when_loaded(_LOADED_WITH_MODELS, _register_where_possible)
 
 
 # Masks
