@@ -13,7 +13,6 @@ from transformer_families import FAMILIES
 
 import kittens_torch
 from kittens_torch import dispatch
-from kittens_torch.integrations.transformers import register
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "kittens_torch/integrations/README.md"
 
@@ -22,7 +21,6 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "kittens_torch/integrations/REA
 def _unchanged_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # The document shows what runs here, on CPUs where the plan would rather have torch as well.
     monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: False)
-    register()  # The demo has an attention of its own by the same name.
     before = kittens_torch.set_fallback("silent")
     yield
     kittens_torch.set_fallback(before)
