@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"output_attentions": True}, ValueError),
         ({"head_mask": torch.ones(2)}, NotImplementedError),
         ({"cu_seq_lens_q": torch.tensor([0, 2, 5])}, NotImplementedError),
         ({"sliding_window": 3, "is_causal": False}, NotImplementedError),
