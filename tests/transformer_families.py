@@ -16,7 +16,6 @@ from torch import Tensor
 
 import kittens_torch
 from kittens_torch import FallbackWarning
-from kittens_torch.integrations.transformers import register
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: `make test` installs it")
@@ -57,7 +56,6 @@ class Family:
         return hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 
     def build(self) -> Any:
-        register()  # The demo has an attention of its own by the same name.
         torch.manual_seed(0)
         config = getattr(transformers, self.config)(**self.settings)
         model = getattr(transformers, self.model)(config).eval()
