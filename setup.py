@@ -69,6 +69,8 @@ LIBRARY = [
     Source("csrc/attention/instances/forward_sm90.cpp"),
     Source("csrc/attention/instances/backward_cpu.cpp"),
     Source("csrc/attention/instances/backward_sm90.cpp"),
+    Source("csrc/attention/tile_classes_sm90.cu"),
+    Source("csrc/attention/tile_classes_cpu.cpp"),
     Source("csrc/kittens/sm90/device.cu"),
     Source("csrc/kittens/cpu/machine.cpp"),
     Source("csrc/kittens/cpu/checker.cpp"),
@@ -77,6 +79,7 @@ LIBRARY = [
     Source("csrc/attention/plan.cpp"),
     Source("csrc/bindings/forward.cpp"),
     Source("csrc/bindings/backward.cpp"),
+    Source("csrc/bindings/modifiers.cpp"),
     Source("csrc/bindings/stream.cpp"),
     Source("csrc/bindings/library.cpp"),
 ]

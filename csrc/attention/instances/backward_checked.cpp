@@ -6,15 +6,19 @@
 
 namespace kittens_torch {
 
-backward_launcher find_backward_checked(element_type type, int configuration) {
-  if (configuration < 0 || configuration >= backward_count_sm90) return nullptr;
+template <class T> backward_launcher on_checked(int configuration, bool modified) {
+  return modified ? find_backward_launcher<T, backward_rows_modified_sm90, backward_count_modified_sm90, true>(configuration)
+                  : find_backward_launcher<T, backward_rows_sm90, backward_count_sm90>(configuration);
+}
+
+backward_launcher find_backward_checked(element_type type, int configuration, bool modified) {
   switch (type) {
     case element_type::bfloat16:
-      return find_backward_launcher<kittens::bf16, backward_rows_sm90, backward_count_sm90>(configuration);
+      return on_checked<kittens::bf16>(configuration, modified);
     case element_type::float16:
-      return find_backward_launcher<kittens::fp16, backward_rows_sm90, backward_count_sm90>(configuration);
+      return on_checked<kittens::fp16>(configuration, modified);
     case element_type::float32:
-      return find_backward_launcher<float, backward_rows_sm90, backward_count_sm90>(configuration);
+      return on_checked<float>(configuration, modified);
     case element_type::float64:
       break;
   }

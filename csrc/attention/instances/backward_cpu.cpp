@@ -4,15 +4,15 @@
 
 namespace kittens_torch {
 
-backward_launcher find_backward_cpu(element_type type, int configuration) {
+backward_launcher find_backward_cpu(element_type type, int configuration, bool modified) {
 #if defined(__x86_64__)
   using kittens::cpu_flavour;
   using kittens::runs_here;
-  if (type == element_type::bfloat16 && runs_here(cpu_flavour::amx)) return backward_cpu_amx(type, configuration);
-  if (runs_here(cpu_flavour::avx512)) return backward_cpu_avx512(type, configuration);
-  if (runs_here(cpu_flavour::avx2)) return backward_cpu_avx2(type, configuration);
+  if (type == element_type::bfloat16 && runs_here(cpu_flavour::amx)) return backward_cpu_amx(type, configuration, modified);
+  if (runs_here(cpu_flavour::avx512)) return backward_cpu_avx512(type, configuration, modified);
+  if (runs_here(cpu_flavour::avx2)) return backward_cpu_avx2(type, configuration, modified);
 #endif
-  return backward_cpu_generic(type, configuration);
+  return backward_cpu_generic(type, configuration, modified);
 }
 
 }  // namespace kittens_torch
