@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .vmap import batch_over
+from .vmap import batch_over, batch_over_modified
 
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
 OLDEST_TORCH = (2, 11)
@@ -59,6 +59,12 @@ def _load() -> None:
 _load()
 forward = torch.ops.kittens_torch.forward.default
 checked_forward = torch.ops.kittens_torch.checked_forward.default
+# With what modifies scores beyond a scale and a key interval, after the settings of `forward`: mask (bool) and bias
+# (float32 or the query's dtype; float64 with float64), both of 4 dims, each 1 or that of (batch, heads, Lq, Lk);
+# key_lengths (batch), int32; alibi_slopes (heads) or (batch, heads) and sinks (heads), float32 (float64 with float64);
+# dropout_state (2), int64: seed and offset; dropout_p in [0, 1); softcap, 0 for none.
+forward_modified = torch.ops.kittens_torch.forward_modified.default
+checked_forward_modified = torch.ops.kittens_torch.checked_forward_modified.default
 
 
 def _is_known(condition: Any) -> bool:
@@ -102,10 +108,12 @@ def _fake_outputs(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> 
     return empty_in_layout_of(query, (*query.shape[:3], value.shape[3]), 3), logsumexp
 
 
-for _name in ("forward", "checked_forward"):
+for _name in ("forward", "checked_forward", "forward_modified", "checked_forward_modified"):
     torch.library.register_fake(f"kittens_torch::{_name}", _fake_outputs)
 batch_over(forward)
 batch_over(checked_forward)
+batch_over_modified(forward_modified)
+batch_over_modified(checked_forward_modified)
 
 _checked: tuple[int, int] | None = None
 
@@ -152,3 +160,10 @@ def run_forward(
     if _checked is not None and query.device.type == "cpu":
         return checked_forward(query, key, value, scale, corner, window_left, window_right, *_checked)
     return forward(query, key, value, scale, corner, window_left, window_right)
+
+
+def run_forward_modified(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    """The forward op with modifiers on the flavour in force: (output, logsumexp)."""
+    if _checked is not None and query.device.type == "cpu":
+        return checked_forward_modified(query, key, value, *settings, *_checked)
+    return forward_modified(query, key, value, *settings)

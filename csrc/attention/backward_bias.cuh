@@ -131,9 +131,9 @@ template <class C> struct backward_bias_kernel {
         gradient.release();
         value.release();
         no_slope none;
-        backward_scores<C, false>{p, at.batch, at.head, row, at.key}.weigh(
+        backward_scores<typename C::element, false>(p, at.batch, at.head, row, at.key).weigh(
             scores, none, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
-        map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.keep_scale});
+        map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         map_rows(bias_gradient, score_gradient, delta, [](real sum, real x, real) { return sum + x; });
       }
 
@@ -161,7 +161,7 @@ template <class C> struct backward_bias_kernel {
           return x;
         });
       };
-      if (std::is_same_v<typename C::element, real> || p.modifiers.bias_is_real)
+      if (std::is_same_v<typename C::element, real> || p.rules.given.bias_is_real)
         write(static_cast<real*>(p.grad_bias));
       else
         write(static_cast<typename C::element*>(p.grad_bias));

@@ -36,7 +36,7 @@ inline constexpr backward_row backward_rows_sm90[] = {
 };
 
 // The modified class (modifiers.h). Its elementwise work wants registers and steps of 64 queries; dQ is made by its owner, always.
-inline constexpr backward_row backward_rows_modified_sm90[] = {
+inline constexpr backward_row backward_rows_sm90_modified[] = {
     {64, 64, false, 64, 2, 2, 0, 64, 3, 2},
     {128, 128, true, 64, 2, 2, 0, 64, 3, 2},
     {256, 256, true, 64, 2, 1, 0, 64, 2, 1},
@@ -51,7 +51,7 @@ inline constexpr backward_row backward_rows_cpu[] = {
 };
 
 inline constexpr int backward_count_sm90 = sizeof(backward_rows_sm90) / sizeof(backward_row);
-inline constexpr int backward_count_modified_sm90 = sizeof(backward_rows_modified_sm90) / sizeof(backward_row);
+inline constexpr int backward_count_sm90_modified = sizeof(backward_rows_sm90_modified) / sizeof(backward_row);
 inline constexpr int backward_count_cpu = sizeof(backward_rows_cpu) / sizeof(backward_row);
 
 // Shared memory of a row's tiles, of the kernel that owns keys and of the one that owns queries.

@@ -110,7 +110,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       auto step = [&](int head, int i, auto masked) {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
-        const backward_visible<C> visible(p.mask, w.key + mine, i * C::block_q);
+        const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         gradient.follow(query);
         const auto& q = query.wait();
         const auto& logsumexp2 = s.logsumexp2[query.last()];
@@ -125,10 +125,10 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         if constexpr (C::modified) {  // branches, under which no product is in flight
           mma_wait<0>();
           mma_done(scores);
-          const backward_scores<C, true> tile{p, w.batch, head, i * C::block_q, w.key + mine};
+          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key + mine);
           register_tile<T, C::block_q> slope;
           tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
-          map_into(weights, scores, backward_kept_weight<real>{p.keep_scale});
+          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
           tile.differentiate_cap(scores, slope);
         } else {
           mma_wait<1>();
@@ -150,7 +150,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         }
         mma_done(score_gradient);
         if constexpr (C::modified)
-          map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.keep_scale});
+          map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         else
           map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);

@@ -33,65 +33,48 @@ struct backward_draw {
 };
 
 // A tile of scores: 64 query rows x N keys, or transposed, 64 keys x N query rows.
-template <class C, bool transposed> struct backward_scores {
-  using T = typename C::element;
-  using real = typename C::real;
-  const backward_problem<C>& p;
+template <class T, bool transposed> struct backward_scores {
+  using real = kittens::accumulator<T>;
+  const score_rules<T>& rules;
+  const interval_mask& mask;
+  int heads;
   int batch, head, row, key;  // row and key: the tile's first
+
+  template <class Problem>
+  KITTENS_INLINE backward_scores(const Problem& p, int batch, int head, int row, int key)
+      : rules(p.rules), mask(p.mask), heads(p.heads), batch(batch), head(head), row(row), key(key) {}
 
   // Products to signed weights. exponentiate(factor) makes scores = exp2(factor * scores - logsumexp2); slope becomes the soft cap's derivative,
   // and stays as it is without one.
   template <int N, class Slope, class Exponentiate>
   KITTENS_INLINE void weigh(kittens::register_tile<real, N>& scores, Slope& slope, Exponentiate exponentiate) const {
-    const score_modifiers& m = p.modifiers;
-    constexpr int tile_rows = transposed ? N : 64, tile_keys = transposed ? 64 : N;
-    const int rows = p.length_q - row, keys = p.keys_of(batch) - key;
-    real factor = p.scale_log2;
-    if (m.softcap != 0) {
-      kittens::map(scores, [in = p.softcap_in](real x) { return kittens::tanh(x * in); });
+    real factor = rules.scale_log2;
+    if (rules.cap_log2 != real(0)) {
+      cap(scores);
       if constexpr (!std::is_same_v<Slope, no_slope>) kittens::map_into(slope, scores, [](real t) { return real(1) - t * t; });
-      factor = p.softcap_out;
+      factor = rules.cap_log2;
     }
-    if (m.bias) {
-      if (std::is_same_v<T, real> || m.bias_is_real)
-        add_bias(scores, static_cast<const real*>(m.bias), factor, rows, keys);
+    if (rules.given.bias) {
+      if (std::is_same_v<T, real> || rules.given.bias_is_real)
+        add_bias(scores, static_cast<const real*>(rules.given.bias), factor);
       else
-        add_bias(scores, static_cast<const T*>(m.bias), factor, rows, keys);
+        add_bias(scores, static_cast<const T*>(rules.given.bias), factor);
       factor = real(1);
     }
-    if (m.alibi_slopes) {
-      const real steep = static_cast<const real*>(m.alibi_slopes)[batch * m.alibi_stride[0] + head * m.alibi_stride[1]] * log2e;
-      each(scores, [=, apart = m.diagonal + row - m.start - key](int i, int j, real x) {
-        const int distance = apart + i - j;
-        return x * factor - steep * real(distance < 0 ? -distance : distance);
-      });
+    if (rules.given.alibi_slopes) {
+      add_distances(scores, factor);
       factor = real(1);
     }
     exponentiate(factor);
     // A weight is at most 1. That of a score so large that the logsumexp has lost its last digits may come out as infinite.
-    if (m.bias) kittens::map(scores, [](real x) { return x > real(1) ? real(1) : x; });
-
-    if (keys < tile_keys || key + tile_keys > p.mask.end_key(row) || key < p.mask.first_key(row + tile_rows - 1)) {
-      const backward_visible<C> visible(p.mask, key, row);
-      kittens::zero_unless(scores, [=](int r, int c) {
-        const int i = transposed ? c : r, j = transposed ? r : c;
-        return j < keys && visible(j, i);
-      });
-    }
-    if (m.mask) {
-      const unsigned char* at = m.mask + modifier_offset(m.mask_stride, batch, head, row, m.start + key);
-      const int row_stride = static_cast<int>(m.mask_stride[2]), key_stride = static_cast<int>(m.mask_stride[3]);
-      kittens::zero_unless(scores, [=](int r, int c) {
-        const int i = transposed ? c : r, j = transposed ? r : c;
-        return i < rows && j < keys && at[int64_t(i) * row_stride + int64_t(j) * key_stride] != 0;
-      });
-    }
-    if (m.dropout_state) drop(scores);
+    if (rules.given.bias) kittens::map(scores, [](real x) { return x > real(1) ? real(1) : x; });
+    hide(scores);
+    if (rules.given.dropout_state) drop(scores);
   }
 
   // On from the scores to the products.
   template <int N> KITTENS_INLINE void differentiate_cap(kittens::register_tile<real, N>& weights, const kittens::register_tile<T, N>& slope) const {
-    if (p.modifiers.softcap != 0) kittens::map_with(weights, slope, [](real x, real d) { return x * d; });
+    if (rules.cap_log2 != real(0)) kittens::map_with(weights, slope, [](real x, real d) { return x * d; });
   }
 
  private:
@@ -105,10 +88,15 @@ template <class C, bool transposed> struct backward_scores {
     });
   }
 
-  template <int N, class Bias>
-  KITTENS_INLINE void add_bias(kittens::register_tile<real, N>& scores, const Bias* bias, real factor, int rows, int keys) const {
-    const Bias* at = bias + modifier_offset(p.modifiers.bias_stride, batch, head, row, p.modifiers.start + key);
-    const int row_stride = static_cast<int>(p.modifiers.bias_stride[2]), key_stride = static_cast<int>(p.modifiers.bias_stride[3]);
+  template <int N> KITTENS_LONG void cap(kittens::register_tile<real, N>& scores) const {
+    kittens::map(scores, [in = rules.cap_scale](real x) { return kittens::tanh(x * in); });
+  }
+
+  template <int N, class Bias> KITTENS_LONG void add_bias(kittens::register_tile<real, N>& scores, const Bias* bias, real factor) const {
+    const score_modifiers& m = rules.given;
+    const Bias* at = bias + modifier_offset(m.bias_stride, batch, head, row, key);
+    const int row_stride = static_cast<int>(m.bias_stride[2]), key_stride = static_cast<int>(m.bias_stride[3]);
+    const int rows = rules.rows - row, keys = rules.keys - key;
     constexpr real least = sizeof(real) == 8 ? real(least_bias_double) : real(least_bias_float);
     each(scores, [=](int i, int j, real x) {
       const real b = i < rows && j < keys ? kittens::widen(at[int64_t(i) * row_stride + int64_t(j) * key_stride]) : real(0);
@@ -116,23 +104,53 @@ template <class C, bool transposed> struct backward_scores {
     });
   }
 
-  template <int N> KITTENS_INLINE void drop(kittens::register_tile<real, N>& weights) const {
-    const score_modifiers& m = p.modifiers;
+  template <int N> KITTENS_LONG void add_distances(kittens::register_tile<real, N>& scores, real factor) const {
+    const score_modifiers& m = rules.given;
+    const real steep = static_cast<const real*>(m.alibi_slopes)[batch * m.alibi_stride[0] + head * m.alibi_stride[1]] * log2e;
+    each(scores, [=, apart = m.diagonal + row - key](int i, int j, real x) {
+      const int distance = apart + i - j;
+      return x * factor - steep * static_cast<real>(distance < 0 ? -distance : distance);
+    });
+  }
+
+  template <int N> KITTENS_LONG void hide(kittens::register_tile<real, N>& weights) const {
+    const score_modifiers& m = rules.given;
+    constexpr int tile_rows = transposed ? N : 64, tile_keys = transposed ? 64 : N;
+    const int rows = rules.rows - row, keys = rules.end_key(batch) - key;
+    if (keys < tile_keys || key + tile_keys > mask.end_key(row) || key < mask.first_key(row + tile_rows - 1)) {
+      const backward_visible visible(mask, key, row);
+      kittens::zero_unless(weights, [=](int r, int c) {
+        const int i = transposed ? c : r, j = transposed ? r : c;
+        return j < keys && visible(j, i);
+      });
+    }
+    if (m.mask) {
+      const unsigned char* at = m.mask + modifier_offset(m.mask_stride, batch, head, row, key);
+      const int row_stride = static_cast<int>(m.mask_stride[2]), key_stride = static_cast<int>(m.mask_stride[3]);
+      kittens::zero_unless(weights, [=](int r, int c) {
+        const int i = transposed ? c : r, j = transposed ? r : c;
+        return i < rows && j < keys && at[int64_t(i) * row_stride + int64_t(j) * key_stride] != 0;
+      });
+    }
+  }
+
+  template <int N> KITTENS_LONG void drop(kittens::register_tile<real, N>& weights) const {
+    const score_modifiers& m = rules.given;
     const dropout_rule rule{static_cast<uint64_t>(m.dropout_state[0]), static_cast<uint32_t>(m.dropout_state[1]),
-                            static_cast<uint32_t>(batch * p.heads + head), m.dropout_threshold};
+                            static_cast<uint32_t>(batch * heads + head), m.dropout_threshold};
     const auto sign = [](real x, const auto& draw, int a, int b) { return draw.kept(a, b) ? x : -x; };
     if constexpr (transposed)
       kittens::map_fours(
           weights,
           [&](int r, int c) {
-            const int column = m.start + key + r;
+            const int column = key + r;
             const philox_words bits = rule.draw(row + c, column).bits;
             const bool upper = column / 16 % 2;
             return backward_draw{{upper ? bits.word[1] : bits.word[0], upper ? bits.word[3] : bits.word[2]}, rule.threshold};
           },
           sign);
     else
-      kittens::map_eights(weights, [&](int r, int c) { return rule.draw(row + r, m.start + key + c); }, sign);
+      kittens::map_eights(weights, [&](int r, int c) { return rule.draw(row + r, key + c); }, sign);
   }
 };
 

@@ -84,11 +84,11 @@ template <class C> struct backward_query_kernel {
 
       auto make_gradients = [&](int j) {
         if constexpr (C::modified) {
-          const backward_scores<C, false> tile{p, w.batch, w.head, row, j * C::block_n};
+          const backward_scores<T, false> tile(p, w.batch, w.head, row, j * C::block_n);
           register_tile<T, C::block_n> slope;
           tile.weigh(scores, slope, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
           tile.differentiate_cap(scores, slope);
-          map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.keep_scale});
+          map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
           convert(rounded_gradient, score_gradient);
           // Hidden keys have score gradients of 0, and 0 times a NaN would be NaN. A row that sees a NaN has one without it.
           if (p.hides_keys) {
@@ -105,7 +105,7 @@ template <class C> struct backward_query_kernel {
           map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
           const int column = j * C::block_n;
           if (column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63)) {
-            const backward_visible<C> visible(p.mask, column, row);
+            const backward_visible visible(p.mask, column, row);
             zero_unless(score_gradient, [&](int r, int c) { return visible(c, r); });
           }
           convert(rounded_gradient, score_gradient);

@@ -97,11 +97,11 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         mma_done(scores);
         const auto& logsumexp2 = s.logsumexp2[query.last()];
         if constexpr (C::modified) {
-          const backward_scores<C, true> tile{p, w.batch, head, i * C::block_q, w.key};
+          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key);
           register_tile<T, C::block_q> slope;
           tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
           query.release();
-          map_into(weights, scores, backward_kept_weight<real>{p.keep_scale});
+          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
           tile.differentiate_cap(scores, slope);
           convert(slope, scores);  // the signed weights: what the other makes score gradients of
           named_barrier{weights_read + buffer, consumers}.sync();
@@ -109,7 +109,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         } else {
           exp2_columns(scores, logsumexp2, p.scale_log2);
           query.release();
-          if (masked) zero_unless(scores, backward_visible<C>(p.mask, w.key, i * C::block_q));
+          if (masked) zero_unless(scores, backward_visible(p.mask, w.key, i * C::block_q));
           convert(weights, scores);
           named_barrier{weights_read + buffer, consumers}.sync();
           store(rows_of(s.weights[buffer], 0), weights);
@@ -187,7 +187,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         named_barrier{weights_read + buffer, consumers}.arrive();
         const auto& delta = s.delta[gradient.last()];
         if constexpr (C::modified)
-          map_columns(score_gradient, weights, delta, backward_modified_gradient<real>{p.keep_scale});
+          map_columns(score_gradient, weights, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         else if (masked)
           map_columns(score_gradient, weights, delta, backward_score_gradient<real, true>{});
         else

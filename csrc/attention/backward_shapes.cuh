@@ -5,6 +5,7 @@
 #include "../kittens/kittens.h"
 #include "backward_config.h"
 #include "backward_params.h"
+#include "modifiers.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
@@ -76,10 +77,7 @@ template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens
 // What the modified class adds to it.
 template <class C, bool modified = C::modified> struct backward_modification {};
 template <class C> struct backward_modification<C, true> {
-  using real = typename C::real;
-  score_modifiers modifiers;
-  real softcap_in, softcap_out;  // tanh(softcap_in S) * softcap_out is a score in base 2
-  real keep_scale;
+  score_rules<typename C::element> rules;
   bool hides_keys;  // so that no product may meet what lies there
 };
 
@@ -104,12 +102,7 @@ template <class C> struct backward_problem : backward_modification<C> {
   }
   // The keys of a batch.
   KITTENS_INLINE int keys_of(int batch) const {
-    if constexpr (C::modified) {
-      if (this->modifiers.key_lengths) {
-        const int length = this->modifiers.key_lengths[batch] - this->modifiers.start;
-        return length < mask.length_k ? length : mask.length_k;
-      }
-    }
+    if constexpr (C::modified) return this->rules.end_key(batch);
     return mask.length_k;
   }
 };
@@ -170,7 +163,7 @@ template <class C> struct backward_key_blocks {
 };
 
 // Whether row i sees key j, for a tile of keys x queries that starts at (key, row).
-template <class C> struct backward_visible {
+struct backward_visible {
   int right, left, keys;
 
   KITTENS_INLINE backward_visible(const interval_mask& mask, int key, int row)

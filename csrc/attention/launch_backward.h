@@ -49,12 +49,8 @@ template <class C> struct backward_launch {
     p.heads_in_l2 = heads_that_share_l2(a.mask, static_cast<int64_t>(batch) * tile_heads, bytes_per_head);
     p.counter = counter;
     if constexpr (C::modified) {
-      const score_modifiers& m = a.modifiers;
-      p.modifiers = m;
-      p.softcap_in = m.softcap != 0 ? static_cast<real>(a.scale / m.softcap) : real(0);
-      p.softcap_out = static_cast<real>(m.softcap * 1.4426950408889634);
-      p.keep_scale = static_cast<real>(m.dropout_state ? m.keep_scale : 1);
-      p.hides_keys = m.mask || m.bias || m.key_lengths;
+      p.rules = score_rules<typename C::element>(a.modifiers, {}, a.scale, length_q, a.mask.length_k, 0);
+      p.hides_keys = a.modifiers.mask || a.modifiers.bias || a.modifiers.key_lengths;
     }
   }
 
@@ -163,10 +159,12 @@ backward_launcher backward_launcher_at(int configuration, std::integer_sequence<
 }
 
 // The launcher of one row of a table, for one element type.
-template <class T, const auto& Rows, int Count, bool Modified = false> backward_launcher find_backward_launcher(int configuration) {
-  return configuration < 0 || configuration >= Count
-             ? nullptr
-             : backward_launcher_at<T, Rows, Modified>(configuration, std::make_integer_sequence<int, Count>{});
+template <class T, const auto& Rows, int Count> backward_launcher find_backward_launcher(int configuration) {
+  return backward_launcher_at<T, Rows, false>(configuration, std::make_integer_sequence<int, Count>{});
+}
+// The same of the modified class.
+template <class T, const auto& Rows, int Count> backward_launcher find_modified_backward_launcher(int configuration) {
+  return backward_launcher_at<T, Rows, true>(configuration, std::make_integer_sequence<int, Count>{});
 }
 
 }  // namespace KITTENS_MACHINE

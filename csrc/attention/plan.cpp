@@ -35,6 +35,12 @@ constexpr forward_rule rules_sm90[] = {
     {256, 256, false, any_length, 6, "head_dim <= 256: 128x80 tiles (761 against 718 TFLOP/s at 16k)"},
 };
 
+constexpr forward_rule rules_sm90_modified[] = {
+    {64, 64, true, any_length, 0, "head_dim <= 64, modified scores: 128x128 tiles"},
+    {128, 128, true, any_length, 1, "head_dim <= 128, modified scores: 128x128 tiles"},
+    {256, 256, true, any_length, 2, "head_dim <= 256, modified scores: 128x64 tiles"},
+};
+
 constexpr forward_rule rules_cpu[] = {
     {64, 64, true, any_length, 0, "head_dim <= 64"},
     {128, 128, true, any_length, 1, "head_dim <= 128"},
@@ -81,7 +87,7 @@ constexpr backward_rule backward_rules_sm90[] = {
     {256, 256, 4, "head_dim <= 256: 64 keys, a warpgroup for each gradient"},
 };
 
-constexpr backward_rule backward_rules_modified_sm90[] = {
+constexpr backward_rule backward_rules_sm90_modified[] = {
     {64, 64, 0, "head_dim <= 64: 128 keys, steps of 64 queries"},
     {128, 128, 1, "head_dim <= 128: 64 keys, a warpgroup for each gradient"},
     {256, 256, 2, "head_dim <= 256: 64 keys, a warpgroup for each gradient"},
@@ -149,13 +155,15 @@ bool choose_row(Plan& plan, const decltype(Plan::row) (&rows)[N], const Rule* ru
 forward_plan plan_forward(const forward_problem& p, int configuration) {
   const bool sm90 = p.machine == machine_kind::sm90;
   forward_plan plan{};
-  plan.kernel = sm90 ? "forward_sm90" : "forward_cpu";
+  plan.kernel = p.modified ? (sm90 ? "modified_forward_sm90" : "modified_forward_cpu") : sm90 ? "forward_sm90" : "forward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
-  plan.interval = !sm90 || !is_open(plan.mask);
-  const bool chosen = sm90 ? choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, p, plan.interval), p, configuration)
-                           : choose_row(plan, forward_rows_cpu, find_rule(rules_cpu, p, plan.interval), p, configuration);
+  plan.kind = p.modified ? mask_class::modified : sm90 && is_open(plan.mask) ? mask_class::full : mask_class::interval;
+  const bool interval = plan.kind != mask_class::full;
+  const bool chosen = !sm90        ? choose_row(plan, forward_rows_cpu, find_rule(rules_cpu, p, interval), p, configuration)
+                      : p.modified ? choose_row(plan, forward_rows_sm90_modified, find_rule(rules_sm90_modified, p, interval), p, configuration)
+                                   : choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, p, interval), p, configuration);
   if (!chosen) return plan;
-  if (!sm90 && configuration < 0) {
+  if (!sm90 && configuration < 0 && !p.modified) {
     const cpu_rule* faster = find_cpu_rule(p, !is_open(plan.mask));
     plan.prefer_torch = !faster;
     plan.reason = faster ? faster->reason
@@ -176,11 +184,11 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
   const bool chosen =
       !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration)
-      : request.modified
-          ? choose_row(plan, backward_rows_modified_sm90, find_rule(backward_rules_modified_sm90, p), p, configuration)
+      : p.modified
+          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p), p, configuration)
           : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration);
   if (!chosen) return plan;
-  if (request.modified && plan.mask.length_k > 0) plan.mask = with_every_key(plan.mask);
+  if (p.modified && plan.mask.length_k > 0) plan.mask = with_every_key(plan.mask);
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };
   plan.sums_query = plan.row.sums_query() && request.need_query && request.need_keys && !request.deterministic &&

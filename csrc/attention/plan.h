@@ -19,6 +19,7 @@ struct forward_problem {
   int corner, window_left, window_right;
   int processors;  // multiprocessors, or threads
   kittens::cpu_flavour flavour = kittens::cpu_flavour::generic;  // cpu: the instruction set that runs it
+  bool modified = false;  // with score_modifiers
 };
 
 struct forward_plan {
@@ -26,7 +27,7 @@ struct forward_plan {
   int configuration;   // row of the machine's table, -1 if none takes the problem
   forward_row row;
   interval_mask mask;
-  bool interval;       // the kernel with a key interval, or the one that sees every key
+  mask_class kind;     // the kernel's
   int64_t tiles;
   int grid;
   int64_t shared_bytes;
@@ -41,7 +42,6 @@ forward_plan plan_forward(const forward_problem& problem, int configuration = -1
 struct backward_request {
   bool need_query, need_keys;  // dQ; dK or dV
   bool deterministic;          // the same bit for bit at every run
-  bool modified = false;       // the scores are modified (modifiers.h)
   bool need_bias = false;      // dbias
   bool bias_apart[4] = {};     // where the bias is not broadcast
 };

@@ -48,7 +48,7 @@ __device__ tile_bytes read_bytes(const mask_to_classify& m, const unsigned char*
   return {any, all};
 }
 
-__global__ void __launch_bounds__(warps * 32) classify(const mask_to_classify m, const tile_classes classes) {
+__global__ void __launch_bounds__(warps * 32, 4) classify(const mask_to_classify m, const tile_classes classes) {
   __shared__ int first_tile, end_tile;
   const int64_t strip = blockIdx.x, plane = strip / classes.row_tiles;
   const int first_row = static_cast<int>(strip % classes.row_tiles) * class_tile;

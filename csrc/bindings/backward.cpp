@@ -29,7 +29,7 @@ struct backward_call {
 
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
   backward_request request() const {
-    backward_request r{need_query, need_key || need_value, deterministic, modifiers != nullptr, need_bias};
+    backward_request r{need_query, need_key || need_value, deterministic, need_bias};
     for (int d = 0; need_bias && d < 4; d++) r.bias_apart[d] = modifiers->bias->size(d) != 1;
     return r;
   }
@@ -220,6 +220,7 @@ gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked
   const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
   forward_problem problem = problem_of(machine_kind::cpu, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, threads);
   if (checked_seed) problem.machine = machine_kind::sm90;  // the checked machine runs the H200's configurations
+  problem.modified = modified;
   const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, false);
@@ -228,8 +229,10 @@ gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked
   if (plan.key_tiles > plan.key_grid) call.arguments.key_counter = counters;
   if (plan.query_tiles > plan.query_grid) call.arguments.query_counter = counters + 1;
   if (call.query_sum_bytes) __builtin_memset(call.arguments.query_sum, 0, call.query_sum_bytes);
-  const backward_launcher launch =
-      checked_seed ? find_backward_checked(problem.type, plan.configuration, modified) : find_backward_cpu(problem.type, plan.configuration, modified);
+  const auto find = !modified      ? checked_seed ? find_backward_checked : find_backward_cpu
+                    : checked_seed ? find_modified_backward_checked
+                                   : find_modified_backward_cpu;
+  const backward_launcher launch = find(problem.type, plan.configuration);
   check(launch != nullptr, "query: its dtype is not compiled for this machine");
   const char* error = launch(call.arguments, cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0))));
   check(error == nullptr, error ? error : "");
@@ -246,8 +249,9 @@ gradients_of_call run_cuda(const backward_call& c) {
   const int capability = kittens::compute_capability(device);
   check(capability == 90, "device ", device, " has compute capability ", capability / 10, ".", capability % 10,
         "; the kernels are for 9.0 (H100, H200)");
-  const forward_problem problem =
+  forward_problem problem =
       problem_of(machine_kind::sm90, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, kittens::multiprocessors(device));
+  problem.modified = c.modifiers != nullptr;
   const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, true);
@@ -271,7 +275,8 @@ gradients_of_call run_cuda(const backward_call& c) {
   }
   if (call.query_sum_bytes)
     if (const char* error = kittens::clear_async(arguments.query_sum, call.query_sum_bytes, stream)) check(false, "dQ's sums: ", error);
-  const char* error = find_backward_sm90(problem.type, plan.configuration, c.modifiers != nullptr)(arguments, {stream});
+  const auto find = c.modifiers ? find_modified_backward_sm90 : find_backward_sm90;
+  const char* error = find(problem.type, plan.configuration)(arguments, {stream});
   check(error == nullptr, error ? error : "");
   return call.finish();
 }

@@ -12,6 +12,14 @@ STABLE_TORCH_LIBRARY(kittens_torch, m) {
       "checked_forward(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
       " int configuration, int seed) -> (Tensor, Tensor)");
   m.def(
+      "forward_modified(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
+      " Tensor? mask, Tensor? bias, Tensor? key_lengths, Tensor? alibi_slopes, Tensor? sinks, Tensor? dropout_state, float dropout_p,"
+      " float softcap, int configuration=-1) -> (Tensor, Tensor)");
+  m.def(
+      "checked_forward_modified(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
+      " Tensor? mask, Tensor? bias, Tensor? key_lengths, Tensor? alibi_slopes, Tensor? sinks, Tensor? dropout_state, float dropout_p,"
+      " float softcap, int configuration, int seed) -> (Tensor, Tensor)");
+  m.def(
       "backward(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, Tensor value, Tensor output, Tensor logsumexp,"
       " float scale, int corner, int window_left, int window_right, bool need_query, bool need_key, bool need_value,"
       " bool deterministic=False, int configuration=-1) -> (Tensor, Tensor, Tensor)");
@@ -34,6 +42,8 @@ STABLE_TORCH_LIBRARY(kittens_torch, m) {
 STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
   m.impl("forward", TORCH_BOX(&kittens_torch::forward_cpu));
   m.impl("checked_forward", TORCH_BOX(&kittens_torch::checked_forward));
+  m.impl("forward_modified", TORCH_BOX(&kittens_torch::modified_forward_cpu));
+  m.impl("checked_forward_modified", TORCH_BOX(&kittens_torch::checked_modified_forward));
   m.impl("backward", TORCH_BOX(&kittens_torch::backward_cpu));
   m.impl("checked_backward", TORCH_BOX(&kittens_torch::checked_backward));
   m.impl("backward_modified", TORCH_BOX(&kittens_torch::modified_backward_cpu));
@@ -44,6 +54,7 @@ STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
 #ifdef KITTENS_CUDA
 STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CUDA, m) {
   m.impl("forward", TORCH_BOX(&kittens_torch::forward_cuda));
+  m.impl("forward_modified", TORCH_BOX(&kittens_torch::modified_forward_cuda));
   m.impl("backward", TORCH_BOX(&kittens_torch::backward_cuda));
   m.impl("backward_modified", TORCH_BOX(&kittens_torch::modified_backward_cuda));
 }

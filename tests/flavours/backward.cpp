@@ -13,7 +13,7 @@ extern "C" const char* flavour_backward(int flavour, int type, int configuration
                                         int head_dim, void* query, void* key, void* value, void* output,
                                         void* grad_output, void* logsumexp, void* grad_query, void* grad_key,
                                         void* grad_value) {
-  constexpr backward_launcher (*find[])(element_type, int, bool) = {backward_cpu_generic, backward_cpu_avx2,
+  constexpr backward_launcher (*find[])(element_type, int) = {backward_cpu_generic, backward_cpu_avx2,
                                                               backward_cpu_avx512, backward_cpu_amx};
   const auto view = [&](void* data, int64_t length) {
     return kittens::tensor_view{
@@ -39,6 +39,6 @@ extern "C" const char* flavour_backward(int flavour, int type, int configuration
   std::vector<double> workspace(2 * heads * a.padded_q);  // of floats or doubles
   a.logsumexp2 = workspace.data();
   a.delta = workspace.data() + heads * a.padded_q;
-  const backward_launcher launch = find[flavour](a.type, configuration, false);
+  const backward_launcher launch = find[flavour](a.type, configuration);
   return launch ? launch(a, {}) : "no kernel";
 }

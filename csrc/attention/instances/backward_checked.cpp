@@ -6,19 +6,15 @@
 
 namespace kittens_torch {
 
-template <class T> backward_launcher on_checked(int configuration, bool modified) {
-  return modified ? find_backward_launcher<T, backward_rows_modified_sm90, backward_count_modified_sm90, true>(configuration)
-                  : find_backward_launcher<T, backward_rows_sm90, backward_count_sm90>(configuration);
-}
-
-backward_launcher find_backward_checked(element_type type, int configuration, bool modified) {
+backward_launcher find_backward_checked(element_type type, int configuration) {
+  if (configuration < 0 || configuration >= backward_count_sm90) return nullptr;
   switch (type) {
     case element_type::bfloat16:
-      return on_checked<kittens::bf16>(configuration, modified);
+      return find_backward_launcher<kittens::bf16, backward_rows_sm90, backward_count_sm90>(configuration);
     case element_type::float16:
-      return on_checked<kittens::fp16>(configuration, modified);
+      return find_backward_launcher<kittens::fp16, backward_rows_sm90, backward_count_sm90>(configuration);
     case element_type::float32:
-      return on_checked<float>(configuration, modified);
+      return find_backward_launcher<float, backward_rows_sm90, backward_count_sm90>(configuration);
     case element_type::float64:
       break;
   }

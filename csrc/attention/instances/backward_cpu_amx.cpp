@@ -4,8 +4,8 @@
 
 namespace kittens_torch {
 
-backward_launcher backward_cpu_amx(element_type type, int configuration, bool modified) {
-  return type == element_type::bfloat16 ? backward_on_cpu<kittens::bf16>(configuration, modified) : nullptr;
+backward_launcher backward_cpu_amx(element_type type, int configuration) {
+  return type == element_type::bfloat16 ? backward_on_cpu<kittens::bf16>(configuration) : nullptr;
 }
 
 }  // namespace kittens_torch

@@ -4,6 +4,6 @@
 
 namespace kittens_torch {
 
-backward_launcher backward_cpu_avx2(element_type type, int configuration, bool modified) { return backward_on_cpu(type, configuration, modified); }
+backward_launcher backward_cpu_avx2(element_type type, int configuration) { return backward_on_cpu(type, configuration); }
 
 }  // namespace kittens_torch

@@ -4,8 +4,8 @@
 
 namespace kittens_torch {
 
-backward_launcher backward_cpu_generic(element_type type, int configuration, bool modified) {
-  return backward_on_cpu(type, configuration, modified);
+backward_launcher backward_cpu_generic(element_type type, int configuration) {
+  return backward_on_cpu(type, configuration);
 }
 
 }  // namespace kittens_torch

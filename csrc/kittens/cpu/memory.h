@@ -78,6 +78,18 @@ KITTENS_INLINE void store(shared_rows<shared_tile<T, R, C>> to, const register_t
   simd::convert_elements(to.tile.data + to.first * C, t.d, warpgroup_rows * C);
 }
 
+// The N rows from `to` on with zero(row): row 0 is the first of them. Publish before products read them.
+template <int N, class T, int R, int C, class F>
+KITTENS_INLINE void zero_rows(shared_rows<shared_tile<T, R, C>> to, F zero) {
+#if KITTENS_CHECKED
+  runtime::store_issue(to.tile.id(), {to.first, N, 0, C});
+#else
+  to.tile.panels.own(to.tile.data);
+#endif
+  for (int r = 0; r < N; r++)
+    if (zero(r)) __builtin_memset(to.tile.data + (to.first + r) * C, 0, C * sizeof(T));
+}
+
 // The rows of a shared tile, for ordinary instructions.
 template <class T, int R, int C>
 KITTENS_INLINE const T* rows_to_read(shared_rows<shared_tile<T, R, C>> from, [[maybe_unused]] const char* operation) {

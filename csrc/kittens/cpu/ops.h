@@ -124,6 +124,36 @@ template <class Real, int C, class F> KITTENS_INLINE void map_pairs(register_til
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c += 2) f(r, c, t.d[r * C + c], t.d[r * C + c + 1]);
 }
+// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become -infinity.
+template <class Real, int C, class F> KITTENS_INLINE void keep_where(register_tile<Real, C>& t, F bits) {
+  static_assert(C % 64 == 0, "keep_where: the GPU takes multiples of 64 columns");
+  use(t, "keep_where");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int from = 0; from < C; from += 32) {
+      const uint32_t word = bits(r, from);
+      Real* x = t.d + r * C + from;
+      for (int c = 0; c < 32; c++) x[c] = word >> c & 1 ? x[c] : -infinity<Real>();
+    }
+}
+// draw(row, column) decides on eight elements, those of the rows row + 8 a and columns column + 8 b, by kept(a, b); it
+// is asked where row % 16 < 8 and column % 32 < 8. Elements that are not kept become zero.
+template <class T, int C, class F> KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, F draw) {
+  static_assert(C % 32 == 0, "keep_drawn: a draw reaches over 32 columns");
+  use(t, "keep_drawn");
+  for (int r = 0; r < warpgroup_rows; r += r % 8 == 7 ? 9 : 1)
+    for (int c = 0; c < C; c += c % 8 == 7 ? 25 : 1) {
+      const auto drawn = draw(r, c);
+      for (int a = 0; a < 2; a++)
+        for (int b = 0; b < 4; b++)
+          if (!drawn.kept(a, b)) registers::put_one<T>(t.d[(r + 8 * a) * C + c + 8 * b], accumulator<T>(0));
+    }
+}
+// Whether f(r) holds for some r < N
+template <int N, class F> KITTENS_INLINE bool any_of(F f) {
+  for (int r = 0; r < N; r++)
+    if (f(r)) return true;
+  return false;
+}
 template <class T, class U, class F> KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, F f) {
   for (int r = 0; r < warpgroup_rows; r++) out.d[r] = f(a.d[r]);
 }

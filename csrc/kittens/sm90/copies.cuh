@@ -138,6 +138,18 @@ template <int N, class T, int R, int C> KITTENS_INLINE void zero_not_finite(shar
   }
 }
 
+// The N rows from `to` on with zero(row): row 0 is the first of them. Publish before products read them.
+template <int N, class T, int R, int C, class F> KITTENS_INLINE void zero_rows(shared_rows<shared_tile<T, R, C>> to, F zero) {
+  using layout = tile_layout<T, R, C>;
+  constexpr int chunks = layout::span_bytes / 16;
+  KITTENS_NO_UNROLL for (int row = thread::in_warpgroup(); row < N; row += 128) {
+    if (!zero(row)) continue;
+    char* span = reinterpret_cast<char*>(to.tile.data) + (to.first + row) * layout::span_bytes;
+    KITTENS_NO_UNROLL for (int i = 0; i < layout::panels * chunks; i++)
+      *reinterpret_cast<uint4*>(span + i / chunks * layout::panel_bytes + i % chunks * 16) = uint4{0, 0, 0, 0};
+  }
+}
+
 // Makes stores visible to the products and copies of every warpgroup that meets at the barrier.
 KITTENS_INLINE void publish(named_barrier where) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

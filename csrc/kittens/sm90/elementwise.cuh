@@ -116,6 +116,49 @@ template <int C, class First, class End> KITTENS_INLINE void keep_columns(regist
   }
 }
 
+// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become -infinity. The lanes of a quad, which share two
+// rows, ask for a part of the words each and exchange them.
+template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits) {
+  static_assert(C % 64 == 0, "keep_where: the words of two rows must divide evenly among the four lanes that hold them");
+  constexpr int row_words = C / 32, own = row_words / 2;
+  const int lane = thread::in_warpgroup_now() & 31, row = thread::first_row_now();
+  uint32_t words[own];
+  KITTENS_UNROLL for (int i = 0; i < own; i++) {
+    const int at = 4 * i + (lane & 3);
+    words[i] = bits(row + 8 * (at / row_words), 32 * (at % row_words));
+  }
+  KITTENS_UNROLL for (int at = 0; at < 2 * row_words; at++) {
+    const uint32_t word = __shfl_sync(~0u, words[at / 4], (lane & 28) + at % 4) >> thread::first_column_now();
+    KITTENS_UNROLL for (int k = 0; k < 8; k++) {
+      float& x = t.d[4 * (4 * (at % row_words) + k / 2) + 2 * (at / row_words) + k % 2];
+      x = word >> (8 * (k / 2) + k % 2) & 1 ? x : -infinity<float>();
+    }
+  }
+}
+
+// draw(row, column) decides on eight elements, those of the rows row + 8 a and columns column + 8 b, by kept(a, b); it is asked where
+// row % 16 < 8 and column % 32 < 8. Elements that are not kept become zero.
+template <class T, int C, class F>
+  requires is_16_bit<T>
+KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, F draw) {
+  static_assert(C % 32 == 0, "keep_drawn: a draw reaches over 32 columns");
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int from = 0; from < C; from += 32) {
+    const auto even = draw(row, from + column), odd = draw(row, from + column + 1);
+    KITTENS_UNROLL for (int a = 0; a < 2; a++) {
+      KITTENS_UNROLL for (int b = 0; b < 4; b++)
+        t.d[from / 4 + 2 * b + a] &= (even.kept(a, b) ? 0x0000FFFFu : 0u) | (odd.kept(a, b) ? 0xFFFF0000u : 0u);
+    }
+  }
+}
+
+// Whether f(r) holds for some r < N: every warp asks for all of them, so that all agree.
+template <int N, class F> KITTENS_INLINE bool any_of(F f) {
+  bool any = false;
+  KITTENS_NO_UNROLL for (int r = thread::lane(); r < N; r += 32) any |= f(r);
+  return __any_sync(~0u, any);
+}
+
 // v = max(v, row maxima of t). A NaN does not survive a maximum; it does survive the exponential that follows.
 template <int C> KITTENS_INLINE void row_max(row_vector<float>& v, const register_tile<float, C>& t) {
   float m[2] = {v.d[0], v.d[1]};
