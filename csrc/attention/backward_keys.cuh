@@ -9,7 +9,7 @@
 //
 // Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barrier `meet`: both have stored dS.
 #pragma once
-#include "backward_shapes.cuh"
+#include "backward_modifiers.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
@@ -110,7 +110,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       auto step = [&](int head, int i, auto masked) {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
-        const backward_visible<C> visible(p.mask, w.key + mine, i * C::block_q);
+        const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         gradient.follow(query);
         const auto& q = query.wait();
         const auto& logsumexp2 = s.logsumexp2[query.last()];
@@ -122,12 +122,22 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, mine), g, 0);
         mma_commit();
-        mma_wait<1>();
-        mma_done(scores);
-        exp2_columns(scores, logsumexp2, p.scale_log2);
-        if constexpr (masked) zero_unless(scores, visible);
+        if constexpr (C::modified) {  // branches, under which no product is in flight
+          mma_wait<0>();
+          mma_done(scores);
+          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key + mine);
+          register_tile<T, C::block_q> slope;
+          tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
+          tile.differentiate_cap(scores, slope);
+        } else {
+          mma_wait<1>();
+          mma_done(scores);
+          exp2_columns(scores, logsumexp2, p.scale_log2);
+          if constexpr (masked) zero_unless(scores, visible);
+        }
         auto add_values = [&] {
-          convert(weights, scores);
+          if constexpr (!C::modified) convert(weights, scores);
           mma_begin(value_gradient, weights);
           mma_AB(value_gradient, weights, g, 1);
           mma_commit();
@@ -139,7 +149,10 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<0>();
         }
         mma_done(score_gradient);
-        map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
+        if constexpr (C::modified)
+          map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+        else
+          map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);
         if constexpr (SumsQuery) {
           auto& ds = s.score_gradients.tile.tile[turn];
@@ -176,6 +189,8 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       for (int n = 0; n < p.group; n++) {
         const int head = w.head * p.group + n;
         int i = blocks.first;
+        if constexpr (C::modified)
+          for (; i < blocks.end; i++) step(head, i, std::true_type{});
         for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
         for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
         for (; i < blocks.end; i++) step(head, i, std::true_type{});

@@ -95,12 +95,25 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         mma_commit();
         mma_wait<0>();
         mma_done(scores);
-        exp2_columns(scores, s.logsumexp2[query.last()], p.scale_log2);
-        query.release();
-        if (masked) zero_unless(scores, backward_visible<C>(p.mask, w.key, i * C::block_q));
-        convert(weights, scores);
-        named_barrier{weights_read + buffer, consumers}.sync();
-        store(rows_of(s.weights[buffer], 0), weights);
+        const auto& logsumexp2 = s.logsumexp2[query.last()];
+        if constexpr (C::modified) {
+          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key);
+          register_tile<T, C::block_q> slope;
+          tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+          query.release();
+          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
+          tile.differentiate_cap(scores, slope);
+          convert(slope, scores);  // the signed weights: what the other makes score gradients of
+          named_barrier{weights_read + buffer, consumers}.sync();
+          store(rows_of(s.weights[buffer], 0), slope);
+        } else {
+          exp2_columns(scores, logsumexp2, p.scale_log2);
+          query.release();
+          if (masked) zero_unless(scores, backward_visible(p.mask, w.key, i * C::block_q));
+          convert(weights, scores);
+          named_barrier{weights_read + buffer, consumers}.sync();
+          store(rows_of(s.weights[buffer], 0), weights);
+        }
         named_barrier{weights_stored + buffer, consumers}.arrive();
 
         auto& g = gradient.wait();
@@ -173,7 +186,9 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         load(weights, rows_of(s.weights[buffer], 0));
         named_barrier{weights_read + buffer, consumers}.arrive();
         const auto& delta = s.delta[gradient.last()];
-        if (masked)
+        if constexpr (C::modified)
+          map_columns(score_gradient, weights, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+        else if (masked)
           map_columns(score_gradient, weights, delta, backward_score_gradient<real, true>{});
         else
           map_columns(score_gradient, weights, delta, backward_score_gradient<real, false>{});

@@ -42,6 +42,8 @@ forward_plan plan_forward(const forward_problem& problem, int configuration = -1
 struct backward_request {
   bool need_query, need_keys;  // dQ; dK or dV
   bool deterministic;          // the same bit for bit at every run
+  bool need_bias = false;      // dbias
+  bool bias_apart[4] = {};     // where the bias is not broadcast
 };
 
 struct backward_plan {
@@ -52,6 +54,8 @@ struct backward_plan {
   bool sums_query;     // dQ is added up in memory by the kernel that owns keys; else a kernel that owns queries makes it
   int64_t key_tiles, query_tiles;
   int key_grid, query_grid;
+  int64_t bias_tiles;
+  int bias_grid;
   int64_t padded_q;          // length_q in whole steps
   int64_t workspace_values;  // floats (doubles for float64) beside inputs and outputs, those of dQ's sums last
   int64_t query_sum_values;

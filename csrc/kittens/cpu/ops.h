@@ -79,6 +79,45 @@ template <class Real, int C, class F> KITTENS_INLINE void zero_unless(register_t
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c++) t.d[r * C + c] = f(r, c) ? t.d[r * C + c] : Real(0);
 }
+// out = f(t), rounded
+template <class T, class Real, int C, class F>
+KITTENS_INLINE void map_into(register_tile<T, C>& out, const register_tile<Real, C>& t, F f) {
+  use(out, "map_into");
+  use(t, "map_into");
+  for (int i = 0; i < warpgroup_rows * C; i++) registers::put_one<T>(out.d[i], f(t.d[i]));
+}
+// t = f(t, u)
+template <class T, class Real, int C, class F>
+KITTENS_INLINE void map_with(register_tile<Real, C>& t, const register_tile<T, C>& u, F f) {
+  use(t, "map_with");
+  use(u, "map_with");
+  for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] = f(t.d[i], registers::get<T>(u.d[i]));
+}
+// t = f(t, draw(row, column), a, b) for the elements of the rows row + 8 a and columns column + 8 b: a draw is asked for
+// where row % 16 < 8 and column % (8 * Columns) < 8
+template <int Columns, class Real, int C, class Draw, class F>
+KITTENS_INLINE void map_draws(register_tile<Real, C>& t, Draw draw, F f) {
+  for (int r = 0; r < warpgroup_rows; r += r % 8 == 7 ? 9 : 1)
+    for (int c = 0; c < C; c += c % 8 == 7 ? 8 * Columns - 7 : 1) {
+      const auto drawn = draw(r, c);
+      for (int a = 0; a < 2; a++)
+        for (int b = 0; b < Columns; b++) {
+          Real& x = t.d[(r + 8 * a) * C + c + 8 * b];
+          x = f(x, drawn, a, b);
+        }
+    }
+}
+// A draw for eight elements, b from 0 to 3, or for four, b from 0 to 1
+template <class Real, int C, class Draw, class F> KITTENS_INLINE void map_eights(register_tile<Real, C>& t, Draw draw, F f) {
+  static_assert(C % 32 == 0, "map_eights: a draw reaches over 32 columns");
+  use(t, "map_eights");
+  map_draws<4>(t, draw, f);
+}
+template <class Real, int C, class Draw, class F> KITTENS_INLINE void map_fours(register_tile<Real, C>& t, Draw draw, F f) {
+  static_assert(C % 16 == 0, "map_fours: a draw reaches over 16 columns");
+  use(t, "map_fours");
+  map_draws<2>(t, draw, f);
+}
 // f(row, column, x, y), in place, of each two neighbours: x of an even column, y of the next
 template <class Real, int C, class F> KITTENS_INLINE void map_pairs(register_tile<Real, C>& t, F f) {
   use(t, "map_pairs");
@@ -242,6 +281,7 @@ template <class T, int C> KITTENS_NO_INLINE void row_sum(row_vector<T>& v, const
   }
 }
 template <class T> KITTENS_INLINE void row_sum_finish(row_vector<T>&) {}
+
 
 // weights = exp2(t * scale - shift of the row), rounded to their type; sums = the sums of the rows before rounding
 template <class T, class Real, int C>

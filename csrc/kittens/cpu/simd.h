@@ -215,5 +215,8 @@ template <class T, class Real> KITTENS_INLINE void widen_pair(const T* from, Rea
   x = widen(from[0]);
   y = widen(from[1]);
 }
+// The other way, rounded.
+template <class T> KITTENS_INLINE void put(T* to, accumulator<T> x) { simd::convert_elements(to, &x, 1); }
+
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens

@@ -137,6 +137,10 @@ KITTENS_INLINE void widen_pair(const T* from, float& x, float& y) {
   const float2 pair = unpack<T>(__ldg(reinterpret_cast<const uint32_t*>(from)));
   x = pair.x, y = pair.y;
 }
+// The other way, rounded.
+KITTENS_INLINE void put(float* to, float x) { *to = x; }
+KITTENS_INLINE void put(bf16* to, float x) { *to = __float2bfloat16_rn(x); }
+KITTENS_INLINE void put(fp16* to, float x) { *to = __float2half_rn(x); }
 
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens
