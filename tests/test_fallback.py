@@ -97,7 +97,7 @@ def test_unknown_mode() -> None:
 
 
 @needs_plan
-@pytest.mark.parametrize("mask", [MASK, torch.randn(2, 1, 5, 7), torch.randn(1, 7), None], ids=["bool", "float", "row", "none"])
+@pytest.mark.parametrize("mask", [MASK, torch.randn(2, 1, 5, 7), torch.randn(1, 7), None], ids=list("bfrn"))
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 def test_masks_and_dropout_on_the_cpu_are_torchs(mask: Tensor | None, dropout_p: float) -> None:
     """Without a warning: the call is covered, and was not measured against torch's kernel."""
