@@ -74,7 +74,7 @@ template <class C> struct backward_bias_kernel {
     cta.publish_barriers();
 
     if (cta.warpgroup == 0) {
-      cta.template give_registers<40>();
+      cta.template give_registers<C::producer_registers>();
       if (!cta.elect()) return;
       producer query(s.query, s.query_flags);
       producer gradient(s.gradient, s.gradient_flags);
@@ -95,7 +95,7 @@ template <class C> struct backward_bias_kernel {
       return;
     }
 
-    cta.template take_registers<232>();
+    cta.template take_registers<C::consumer_registers>();
     const int wg = cta.warpgroup - 1;
     consumer query(s.query, s.query_flags);
     consumer gradient(s.gradient, s.gradient_flags);
@@ -116,10 +116,10 @@ template <class C> struct backward_bias_kernel {
         gradient.follow(query);
         key.follow(query);
         value.follow(query);
-        const auto& q = query.wait();
-        const auto& k = key.wait();
-        const auto& g = gradient.wait();
-        const auto& v = value.wait();
+        auto& q = query.wait();
+        auto& k = key.wait();
+        auto& g = gradient.wait();
+        auto& v = value.wait();
         mma_begin(scores, score_gradient);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_ABt(score_gradient, rows_of(g, wg * 64), v, 0);

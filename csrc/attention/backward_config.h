@@ -39,7 +39,7 @@ inline constexpr backward_row backward_rows_sm90[] = {
 inline constexpr backward_row backward_rows_sm90_modified[] = {
     {64, 64, false, 64, 2, 2, 0, 64, 3, 2},
     {128, 128, true, 64, 2, 2, 0, 64, 3, 2},
-    {256, 256, true, 64, 2, 1, 0, 64, 2, 1},
+    {256, 256, true, 64, 2, 1, 0, 32, 2, 2},
 };
 
 // The cpu machine: no limit of registers, so that both warpgroups share the tiles of Q and dO; dQ is summed by its owner, always.

@@ -117,12 +117,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
-        const auto& g = gradient.wait();
-        const auto& delta = s.delta[gradient.last()];
-        mma_begin(score_gradient);
-        mma_ABt(score_gradient, rows_of(v, mine), g, 0);
-        mma_commit();
-        if constexpr (C::modified) {  // branches, under which no product is in flight
+        if constexpr (C::modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
           const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key + mine);
@@ -130,7 +125,13 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
           map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
           tile.differentiate_cap(scores, slope);
-        } else {
+        }
+        const auto& g = gradient.wait();
+        const auto& delta = s.delta[gradient.last()];
+        mma_begin(score_gradient);
+        mma_ABt(score_gradient, rows_of(v, mine), g, 0);
+        mma_commit();
+        if constexpr (!C::modified) {
           mma_wait<1>();
           mma_done(scores);
           exp2_columns(scores, logsumexp2, p.scale_log2);

@@ -10,7 +10,9 @@
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
+// What `weigh` makes of the soft cap's derivative 1 - tanh^2: nothing, a factor of the weights, or a tile of its own.
 struct no_slope {};
+struct slope_in_weights {};
 
 // dS of a signed weight. A hidden NaN times a weight of 0 is NaN, so a weight of 0 gives 0.
 template <class Real> struct backward_modified_gradient {
@@ -44,15 +46,20 @@ template <class T, bool transposed> struct backward_scores {
   KITTENS_INLINE backward_scores(const Problem& p, int batch, int head, int row, int key)
       : rules(p.rules), mask(p.mask), heads(p.heads), batch(batch), head(head), row(row), key(key) {}
 
-  // Products to signed weights. exponentiate(factor) makes scores = exp2(factor * scores - logsumexp2); slope becomes the soft cap's derivative,
-  // and stays as it is without one.
+  // Products to signed weights. exponentiate(factor) makes scores = exp2(factor * scores - logsumexp2); a tile `slope` becomes the soft cap's
+  // derivative, and stays as it is without one.
   template <int N, class Slope, class Exponentiate>
   KITTENS_INLINE void weigh(kittens::register_tile<real, N>& scores, Slope& slope, Exponentiate exponentiate) const {
     real factor = rules.scale_log2;
     if (rules.cap_log2 != real(0)) {
       cap(scores);
-      if constexpr (!std::is_same_v<Slope, no_slope>) kittens::map_into(slope, scores, [](real t) { return real(1) - t * t; });
       factor = rules.cap_log2;
+      if constexpr (std::is_same_v<Slope, slope_in_weights>) {  // as an addend of the scores: no tile is needed beside them
+        kittens::map(scores, [factor](real t) { return t * factor + kittens::log(real(1) - t * t) * log2e; });
+        factor = real(1);
+      } else if constexpr (!std::is_same_v<Slope, no_slope>) {
+        kittens::map_into(slope, scores, [](real t) { return real(1) - t * t; });
+      }
     }
     if (rules.given.bias) {
       if (std::is_same_v<T, real> || rules.given.bias_is_real)
@@ -80,12 +87,12 @@ template <class T, bool transposed> struct backward_scores {
  private:
   static constexpr real log2e = real(1.4426950408889634);
 
+  // The tile's columns that exist: the weights of the others are 0 whatever their scores.
+  KITTENS_INLINE int columns() const { return kittens::uniform(transposed ? rules.rows - row : rules.keys - key); }
+
   // x = f(row, key, x)
-  template <int N, class F> static KITTENS_INLINE void each(kittens::register_tile<real, N>& t, F f) {
-    kittens::map_pairs(t, [=](int r, int c, real& x, real& y) {
-      x = transposed ? f(c, r, x) : f(r, c, x);
-      y = transposed ? f(c + 1, r, y) : f(r, c + 1, y);
-    });
+  template <int N, class F> KITTENS_INLINE void each(kittens::register_tile<real, N>& t, F f) const {
+    kittens::map_below(t, columns(), [=](int r, int c, real x) { return transposed ? f(c, r, x) : f(r, c, x); });
   }
 
   template <int N> KITTENS_LONG void cap(kittens::register_tile<real, N>& scores) const {
@@ -100,7 +107,8 @@ template <class T, bool transposed> struct backward_scores {
     constexpr real least = sizeof(real) == 8 ? real(least_bias_double) : real(least_bias_float);
     each(scores, [=](int i, int j, real x) {
       const real b = i < rows && j < keys ? kittens::widen(at[int64_t(i) * row_stride + int64_t(j) * key_stride]) : real(0);
-      return x * factor + log2e * (b < least && b != -kittens::infinity<real>() ? least : b);
+      if (b == -kittens::infinity<real>()) return b;  // it hides what x is, NaN included
+      return x * factor + log2e * (b < least ? least : b);
     });
   }
 
@@ -127,7 +135,7 @@ template <class T, bool transposed> struct backward_scores {
     if (m.mask) {
       const unsigned char* at = m.mask + modifier_offset(m.mask_stride, batch, head, row, key);
       const int row_stride = static_cast<int>(m.mask_stride[2]), key_stride = static_cast<int>(m.mask_stride[3]);
-      kittens::zero_unless(weights, [=](int r, int c) {
+      kittens::zero_unless_below(weights, columns(), [=](int r, int c) {
         const int i = transposed ? c : r, j = transposed ? r : c;
         return i < rows && j < keys && at[int64_t(i) * row_stride + int64_t(j) * key_stride] != 0;
       });
@@ -141,7 +149,7 @@ template <class T, bool transposed> struct backward_scores {
     const auto sign = [](real x, const auto& draw, int a, int b) { return draw.kept(a, b) ? x : -x; };
     if constexpr (transposed)
       kittens::map_fours(
-          weights,
+          weights, columns(),
           [&](int r, int c) {
             const int column = key + r;
             const philox_words bits = rule.draw(row + c, column).bits;
@@ -150,7 +158,7 @@ template <class T, bool transposed> struct backward_scores {
           },
           sign);
     else
-      kittens::map_eights(weights, [&](int r, int c) { return rule.draw(row + r, key + c); }, sign);
+      kittens::map_eights(weights, columns(), [&](int r, int c) { return rule.draw(row + r, key + c); }, sign);
   }
 };
 

@@ -85,9 +85,8 @@ template <class C> struct backward_query_kernel {
       auto make_gradients = [&](int j) {
         if constexpr (C::modified) {
           const backward_scores<T, false> tile(p, w.batch, w.head, row, j * C::block_n);
-          register_tile<T, C::block_n> slope;
+          slope_in_weights slope;
           tile.weigh(scores, slope, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
-          tile.differentiate_cap(scores, slope);
           map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
           convert(rounded_gradient, score_gradient);
           // Hidden keys have score gradients of 0, and 0 times a NaN would be NaN. A row that sees a NaN has one without it.

@@ -25,7 +25,7 @@ template <class T, const auto& Rows, int Row, bool Modified = false> struct back
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
   static constexpr bool modified = Modified;
   static constexpr int bias_stages = backward_bias_stages(row);
-  static constexpr int producer_registers = 24, consumer_registers = 240;
+  static constexpr int producer_registers = modified ? 32 : 24, consumer_registers = 240;
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
   static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;
@@ -141,7 +141,11 @@ template <class C> struct backward_key_work {
     const int first_row = key - p.mask.right, end_row = last + p.mask.left + 1;
     first = first_row > 0 ? first_row / C::block_q : 0;
     end = end_row <= 0 ? 0 : end_row < p.length_q ? (end_row + C::block_q - 1) / C::block_q : p.steps;
-    if (end < first || (C::modified && key >= p.keys_of(batch))) end = first;
+    if (end < first) end = first;
+    if (C::modified && (end == first || key >= p.keys_of(batch))) {  // keys that no row sees visit one block, wholly hidden
+      first = 0;
+      end = 1;
+    }
   }
 };
 

@@ -93,12 +93,28 @@ KITTENS_INLINE void map_with(register_tile<Real, C>& t, const register_tile<T, C
   use(u, "map_with");
   for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] = f(t.d[i], registers::get<T>(u.d[i]));
 }
+// The four below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they
+// are.
+inline int end_of_groups(int end, int columns) {
+  const int whole = end > 0 ? (end + 31) / 32 * 32 : 0;
+  return whole < columns ? whole : columns;
+}
+// f(row, column, x), in place
+template <class Real, int C, class F> KITTENS_INLINE void map_below(register_tile<Real, C>& t, int end, F f) {
+  use(t, "map_below");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < end_of_groups(end, C); c++) t.d[r * C + c] = f(r, c, t.d[r * C + c]);
+}
+// t = f(row, column) ? t : 0
+template <class Real, int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<Real, C>& t, int end, F f) {
+  map_below(t, end, [&](int row, int column, Real x) { return f(row, column) ? x : Real(0); });
+}
 // t = f(t, draw(row, column), a, b) for the elements of the rows row + 8 a and columns column + 8 b: a draw is asked for
 // where row % 16 < 8 and column % (8 * Columns) < 8
 template <int Columns, class Real, int C, class Draw, class F>
-KITTENS_INLINE void map_draws(register_tile<Real, C>& t, Draw draw, F f) {
+KITTENS_INLINE void map_draws(register_tile<Real, C>& t, int end, Draw draw, F f) {
   for (int r = 0; r < warpgroup_rows; r += r % 8 == 7 ? 9 : 1)
-    for (int c = 0; c < C; c += c % 8 == 7 ? 8 * Columns - 7 : 1) {
+    for (int c = 0; c < end_of_groups(end, C); c += c % 8 == 7 ? 8 * Columns - 7 : 1) {
       const auto drawn = draw(r, c);
       for (int a = 0; a < 2; a++)
         for (int b = 0; b < Columns; b++) {
@@ -108,15 +124,17 @@ KITTENS_INLINE void map_draws(register_tile<Real, C>& t, Draw draw, F f) {
     }
 }
 // A draw for eight elements, b from 0 to 3, or for four, b from 0 to 1
-template <class Real, int C, class Draw, class F> KITTENS_INLINE void map_eights(register_tile<Real, C>& t, Draw draw, F f) {
+template <class Real, int C, class Draw, class F>
+KITTENS_INLINE void map_eights(register_tile<Real, C>& t, int end, Draw draw, F f) {
   static_assert(C % 32 == 0, "map_eights: a draw reaches over 32 columns");
   use(t, "map_eights");
-  map_draws<4>(t, draw, f);
+  map_draws<4>(t, end, draw, f);
 }
-template <class Real, int C, class Draw, class F> KITTENS_INLINE void map_fours(register_tile<Real, C>& t, Draw draw, F f) {
-  static_assert(C % 16 == 0, "map_fours: a draw reaches over 16 columns");
+template <class Real, int C, class Draw, class F>
+KITTENS_INLINE void map_fours(register_tile<Real, C>& t, int end, Draw draw, F f) {
+  static_assert(C % 32 == 0, "map_fours: columns are taken in groups of 32");
   use(t, "map_fours");
-  map_draws<2>(t, draw, f);
+  map_draws<2>(t, end, draw, f);
 }
 // f(row, column, x, y), in place, of each two neighbours: x of an even column, y of the next
 template <class Real, int C, class F> KITTENS_INLINE void map_pairs(register_tile<Real, C>& t, F f) {

@@ -37,26 +37,44 @@ template <class T, int C, class F> KITTENS_INLINE void map_with(register_tile<fl
     t.d[2 * i + 1] = f(t.d[2 * i + 1], y.y);
   }
 }
+// The four below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they are. What the groups load is
+// not in flight at once: that of a whole tile would take all registers. Rows and columns are worked out anew, as above.
+//
+// f(row, column, x), in place
+template <int C, class F> KITTENS_INLINE void map_below(register_tile<float, C>& t, int end, F f) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int g = 0; g < C / 2; g += 16)
+    if (2 * g < end)
+      KITTENS_UNROLL for (int i = g; i < g + 16 && i < C / 2; i++)
+        t.d[i] = f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1), t.d[i]);
+}
+// t = f(row, column) ? t : 0
+template <int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<float, C>& t, int end, F f) {
+  map_below(t, end, [&](int row, int column, float x) { return f(row, column) ? x : 0.f; });
+}
 // t = f(t, draw(row, column), a, b) for the eight elements of the rows row + 8 a and columns column + 8 b, which one thread holds: a draw is asked
-// for where row % 16 < 8 and column % 32 < 8. Rows and columns are worked out anew, as above.
-template <int C, class Draw, class F> KITTENS_INLINE void map_eights(register_tile<float, C>& t, Draw draw, F f) {
+// for where row % 16 < 8 and column % 32 < 8.
+template <int C, class Draw, class F> KITTENS_INLINE void map_eights(register_tile<float, C>& t, int end, Draw draw, F f) {
   static_assert(C % 32 == 0, "map_eights: a draw reaches over 32 columns");
   const int row = thread::first_row_now(), column = thread::first_column_now();
   KITTENS_UNROLL for (int i = 0; i < C / 2; i += 16)
-    KITTENS_UNROLL for (int e = 0; e < 2; e++) {
-      const auto drawn = draw(row, 2 * i + column + e);
-      KITTENS_UNROLL for (int k = 0; k < 8; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
-    }
+    if (2 * i < end)
+      KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+        const auto drawn = draw(row, 2 * i + column + e);
+        KITTENS_UNROLL for (int k = 0; k < 8; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
+      }
 }
 // The same for the four elements of the rows row + 8 a and columns column + 8 b, b = 0 or 1: asked for where row % 16 < 8 and column % 16 < 8.
-template <int C, class Draw, class F> KITTENS_INLINE void map_fours(register_tile<float, C>& t, Draw draw, F f) {
-  static_assert(C % 16 == 0, "map_fours: a draw reaches over 16 columns");
+template <int C, class Draw, class F> KITTENS_INLINE void map_fours(register_tile<float, C>& t, int end, Draw draw, F f) {
+  static_assert(C % 32 == 0, "map_fours: columns are taken in groups of 32");
   const int row = thread::first_row_now(), column = thread::first_column_now();
-  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 8)
-    KITTENS_UNROLL for (int e = 0; e < 2; e++) {
-      const auto drawn = draw(row, 2 * i + column + e);
-      KITTENS_UNROLL for (int k = 0; k < 4; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
-    }
+  KITTENS_UNROLL for (int g = 0; g < C / 2; g += 16)
+    if (2 * g < end)
+      KITTENS_UNROLL for (int i = g; i < g + 16; i += 8)
+        KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+          const auto drawn = draw(row, 2 * i + column + e);
+          KITTENS_UNROLL for (int k = 0; k < 4; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
+        }
 }
 // f(row, column, x, y), in place, of each two neighbours: x of an even column, y of the next. Rows and columns are worked out anew, as above.
 template <int C, class F> KITTENS_INLINE void map_pairs(register_tile<float, C>& t, F f) {
