@@ -308,7 +308,7 @@ def test_map_columns(machine: Machine, family: str, element: str, sizes: tuple[i
 
 @on_every_machine("hide")
 def test_hiding(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
-    """keep_where, map_pairs, tanh and any_of."""
+    """keep_where, map_pairs, tanh, any_of and add_from."""
     real, columns = DTYPES[element], sizes[0]
     source = torch.randn(64, columns, dtype=real)
     source[1] = torch.logspace(-6, 2, columns, dtype=real)
@@ -318,9 +318,13 @@ def test_hiding(machine: Machine, family: str, element: str, sizes: tuple[int]) 
     visible[3], visible[4] = False, True
     bits = visible.view(64, columns // 32, 32).long() << torch.arange(32)
     words = (bits.sum(-1) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
-    for wanted, found in ((47, 1.0), (48, 0.0)):
-        out = poisoned(4, 64, columns, device=machine.device, dtype=real)
-        machine.run(name(family, element, sizes), [source.to(machine.device), words.to(machine.device), out], [wanted])
+    added = torch.randn(32, columns, 2, dtype=real)
+    added[..., 1] = POISON
+    for wanted, found, count in ((47, 1.0, columns), (48, 0.0, 37)):
+        out = poisoned(5, 64, columns, device=machine.device, dtype=real)
+        given = [tensor.to(machine.device) for tensor in (source, words, out, added)]
+        machine.run(name(family, element, sizes), given, [wanted, count])
+        out = given[2]
         assert_equal("keep_where", out[0], source.masked_fill(~visible, float("-inf")))
         rows, evens = torch.arange(64, dtype=real)[:, None] * 1000, torch.arange(0, columns, 2, dtype=real)
         assert_equal("map_pairs, x", out[1][:, ::2], source[:, ::2] + source[:, 1::2])
@@ -329,6 +333,9 @@ def test_hiding(machine: Machine, family: str, element: str, sizes: tuple[int]) 
         error = 1e-6 if real == torch.float32 else 1e-15
         torch.testing.assert_close(out[2].cpu().double(), exact, rtol=error, atol=0, equal_nan=True)
         assert_equal("any_of", out[3], torch.full((64, columns), found, dtype=real))
+        terms = 2 * added[..., 0].repeat_interleave(2, 0)
+        terms[:, count:] = 0
+        assert_equal("add_from", out[4], source + terms)
 
 
 @on_every_machine("keep_drawn")

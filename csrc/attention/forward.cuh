@@ -289,7 +289,7 @@ template <class C> struct forward_kernel {
         if (!first_block) map_rows(output, rescale, [](real x, real f) { return x * f; });
       };
       auto keep_reference = [&] {
-        exp2_into(weights, scores, shift, scale(), block_sum);
+        exp2_into(weights, scores, shift, p.scale_log2, block_sum);
         if (any_above(block_sum, weight_limit<T>())) {
           renew_reference(false);
         } else {
@@ -341,7 +341,7 @@ template <class C> struct forward_kernel {
           }
         }
       };
-      auto step = [&](int j, auto masked) {  // output += weights * V of block j + 1, then the weights of block j (modified: its scores)
+      auto step = [&](int j, auto masked) {  // output += weights * V of block j + 1, then the weights of block j
         auto& v = value.wait();
         clear_unseen(v);
         auto& k = key.wait();
@@ -355,7 +355,7 @@ template <class C> struct forward_kernel {
         mma_done(scores, output);
         value.release();
         key.release();
-        if constexpr (C::modified) {
+        if constexpr (C::modified) {  // the weights come from weigh()
           held = j;
           begun = true;
         } else if constexpr (masked) {

@@ -5,9 +5,10 @@
 namespace kittens_tests {
 inline namespace KITTENS_MACHINE {
 
-// Tensor 0: t, 64 x C. Tensor 1: 64 x C / 32 words. Tensor 2: four times 64 x C: t where the words' bits are set, each
-// two neighbours as their sum and 1000 row + column, tanh(t), and whether some row below 48 has the number integer 0 in
-// its first column.
+// Tensor 0: t, 64 x C. Tensor 1: 64 x C / 32 words. Tensor 2: five times 64 x C: t where the words' bits are set, each
+// two neighbours as their sum and 1000 row + column, tanh(t), whether some row below 48 has the number integer 0 in its
+// first column, and t + 2 (tensor 3's element of the row's half and the column), below column integer 1. Tensor 3: 32 x
+// C x 2, of which the first of each two count.
 template <class Real, int C> struct hide_kernel {
   static constexpr int warpgroups = 1;
   using params = registers_only;
@@ -33,6 +34,10 @@ template <class Real, int C> struct hide_kernel {
     const int wanted = p.a.integers[0];
     fill(t, any_of<48>([=](int row) { return source[row * C] == Real(wanted); }) ? Real(1) : Real(0));
     write(out + 3 * 64 * C, t);
+    const Real* added = pointer<Real>(p.a, 3);
+    read(t, source);
+    add_from(t, [=](int row) { return added + row / 2 * (2 * C); }, 2, p.a.integers[1], [](Real x) { return 2 * x; });
+    write(out + 4 * 64 * C, t);
   }
 };
 
