@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
+from . import modified, ops
 from .backward import run_backward, run_backward_modified
 
 SECOND_DERIVATIVE = (
@@ -196,7 +196,7 @@ class ModifiedAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         settings = (scale, corner, window_left, window_right)
         tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
-        return ops.run_forward_modified(query, key, value, *settings, *tensors, dropout_p, softcap)
+        return modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
