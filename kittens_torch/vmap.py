@@ -53,7 +53,9 @@ def batch_over_modified(op: Callable[..., tuple[Tensor, ...]]) -> None:
         size = info.batch_size
         dims = (*in_dims, *[None] * (len(arguments) - len(in_dims)))
         if dims[_SINKS] is not None:
-            calls = [op(*(_at(argument, dim, i) for argument, dim in zip(arguments, dims, strict=True))) for i in range(size)]
+            calls = [
+                op(*(_at(argument, dim, i) for argument, dim in zip(arguments, dims, strict=True))) for i in range(size)
+            ]
             return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0, 0)
         query = arguments[0]
         batch = query.shape[0] if dims[0] is None else query.movedim(dims[0], 0).shape[1]
@@ -92,9 +94,9 @@ _NEED_BIAS = 21
 
 
 def batch_over_modified_backward(op: Callable[..., tuple[Tensor, ...]]) -> None:
-    """Registers the rule for a backward op with modifiers: the batches of `batch_over_modified`, so that dropout agrees.
+    """Registers the rule for a backward op with modifiers.
 
-    A bias whose gradient is asked for gets all batches, so that the gradient of each element of the mapped dimension is
+    The batches are those of `batch_over_modified`, so that dropout agrees. A bias whose gradient is asked for gets all batches, so that the gradient of each element of the mapped dimension is
     its own.
     """
 

@@ -1,4 +1,4 @@
-"""The backward ops with modifiers: masks, a bias and its gradient, key lengths, soft cap, ALiBi, dropout, on every machine.
+"""The backward ops with modifiers on every machine: masks, a bias and its gradient, soft cap, ALiBi, dropout.
 
 tests/test_modified.py holds the forward; here output and logsumexp come from the reference.
 """
