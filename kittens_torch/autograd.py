@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import backward, ops
-from .backward import run_backward
+from . import ops
+from .backward import run_backward, run_backward_modified
 
 SECOND_DERIVATIVE = (
     "kittens_torch has no second derivative of attention. For the part of the model that is differentiated twice call "
@@ -111,13 +111,10 @@ def _modified_gradients(
     deterministic: bool,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of query, key, value, bias and sinks, None where not needed."""
-    *of_op, of_sinks = needed
-    run = getattr(backward, "run_backward_modified", None)
-    if run is None:
-        raise NotImplementedError("attention has no gradient yet with a mask, a bias or another modifier")
+    of_op, of_sinks = needed[:4], needed[4]
     grads: list[Tensor | None] = [None] * 4
     if any(of_op):
-        found = run(grad_output, grad_logsumexp, saved, settings, modifiers, tuple(of_op), deterministic)
+        found = run_backward_modified(grad_output, grad_logsumexp, saved, settings, modifiers, of_op, deterministic)
         grads = [grad if need else None for grad, need in zip(found, of_op, strict=True)]
     grads.append(_sink_gradient(grad_output, grad_logsumexp, saved[3], saved[4], sinks) if of_sinks else None)
     return tuple(grads)

@@ -123,7 +123,7 @@ def run_backward_modified(
     needed: tuple[bool, bool, bool, bool],
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The modified backward op on the flavour in force: of query, key, value and bias, empty where not needed.
+    """The modified backward op on the flavour in force: gradients of query, key, value, bias, empty where not needed.
 
     saved and settings as of `run_backward`; modifiers: mask, bias, key_lengths, alibi_slopes, dropout_state, dropout_p,
     softcap. Sinks are in the logsumexp.

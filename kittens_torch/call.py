@@ -17,13 +17,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import checks, dispatch, ops
 
 UPPER_LEFT, LOWER_RIGHT = 1, 2
-# Whether calls with modifiers have a gradient.
-MODIFIED_BACKWARD = hasattr(torch.ops.kittens_torch, "backward_modified")
 SMALLEST_FLOAT32 = 2.0**-126
 
 
 class Modifiers(NamedTuple):
-    """What changes the scores beyond a scale and a key interval, as the modified ops take it; mask and bias of 4 dims."""
+    """What changes scores beyond a scale and a key interval, as the modified ops take it; mask and bias of 4 dims."""
 
     mask: Tensor | None = None
     bias: Tensor | None = None
@@ -139,10 +137,6 @@ def of_attention(
         )
     modifiers = _modifiers(query, key, mask, bias, key_lengths, alibi_slopes, sinks, dropout, cap)
     differentiable = [operand for operand in (query, key, value, bias, sinks) if operand is not None]
-    if modifiers is not None and needs_gradient(*differentiable) and not MODIFIED_BACKWARD:
-        raise NotImplementedError(
-            f"attention has no gradient yet with {', '.join(_names(modifiers))}; call it under torch.no_grad()"
-        )
     if has_tangent(*differentiable):
         raise NotImplementedError(
             "attention has no forward-mode derivative; torch's math backend has (torch.nn.attention.sdpa_kernel)"
@@ -151,16 +145,6 @@ def of_attention(
         factor = query.shape[-1] ** -0.5
     query, factor = fold_scale(query, factor)
     return Operands(query, key, value, factor, corner, window_left, window_right, modifiers=modifiers)
-
-
-def needs_gradient(*operands: Tensor) -> bool:
-    """Whether a gradient is asked for of one of the operands."""
-    return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-
-
-def _names(modifiers: Modifiers) -> list[str]:
-    """Those that are in force, by the names of `attention`'s arguments."""
-    return [name for name, value in modifiers._asdict().items() if isinstance(value, Tensor) or value]
 
 
 def _modifiers(
@@ -198,7 +182,7 @@ def _modifiers(
         checks.of_heads("sinks", sinks, device, dtype, ((heads,),))
         sinks = sinks.to(real)
     modifiers = Modifiers(mask, bias, key_lengths, alibi_slopes, sinks, dropout_p, softcap)
-    return modifiers if _names(modifiers) else None
+    return modifiers if any(isinstance(value, Tensor) or value for value in modifiers) else None
 
 
 def _of_four_dims(tensor: Tensor) -> Tensor:
@@ -270,9 +254,6 @@ def of_drop_in(
     if isinstance(operands, Fallback):
         return operands
     modifiers = _modifiers_of_drop_in(masked, operands, query.dtype, dropout)
-    if modifiers is not None and not MODIFIED_BACKWARD:
-        if needs_gradient(query, key, value, *([] if masked is None else [masked])):
-            return Fallback(f"{'dropout_p' if masked is None else 'attn_mask'} has no gradient yet")
     if factor is None:
         factor = head_dim**-0.5
     plain = (

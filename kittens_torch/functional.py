@@ -59,8 +59,8 @@ def scaled_dot_product_attention(
 
     Kernels: float16 and bfloat16 on compute capability 9.0, these with float32 and float64 on the CPU, head dims 1 to
     256. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a CPU call that torch runs
-    faster, or that was not measured, goes there too, which `explain` tells. Raises TypeError, ValueError or RuntimeError
-    naming the argument, its value and what is allowed, with the class torch uses.
+    faster, or that was not measured, goes there too, which `explain` tells. Raises TypeError, ValueError or
+    RuntimeError naming the argument, its value and what is allowed, with the class torch uses.
 
     Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.
     """
@@ -161,16 +161,17 @@ def attention(
     key_lengths: (B), int32 or int64: keys from this one on are hidden.
     softcap: scores become softcap * tanh(scores / softcap) before anything is added; 0 for none.
     alibi_slopes: (Hq) or (B, Hq), float32 or the query's dtype: slope * |i + Lk - Lq - j| is subtracted.
-    sinks: (Hq), float32 or the query's dtype, differentiable: one more score of every row, which takes weight and has no
-        value, and counts in the logsumexp.
-    dropout_p: from 0 to 1, the share of the normalised weights that is dropped; the others are scaled by 1 / (1 - p). The
-        state is drawn from torch's generator of the device, once a call. The logsumexp does not know of it.
+    sinks: (Hq), float32 or the query's dtype, differentiable: one more score of every row, which takes weight and has
+        no value, and counts in the logsumexp.
+    dropout_p: from 0 to 1, the share of the normalised weights that is dropped; the others are scaled by 1 / (1 - p).
+        The state is drawn from torch's generator of the device, once a call. The logsumexp does not know of it.
 
     A key is visible where causal, window, mask and key_lengths all admit it.
 
     Returns the output (B, Hq, Lq, Dv) in the dtype and layout of the query; a row without a visible key is 0 with
-    logsumexp -inf (with a sink: the sink). Differentiable once. Under autocast the inputs are cast as for torch's attention. Raises TypeError,
-    ValueError, RuntimeError or NotImplementedError naming the argument, its value and what is allowed.
+    logsumexp -inf (with a sink: the sink). Differentiable once. Under autocast the inputs are cast as for torch's
+    attention. Raises TypeError, ValueError, RuntimeError or NotImplementedError naming the argument, its value and what
+    is allowed.
 
     Source of the formula: Vaswani et al., Attention Is All You Need, section 3.2.1.
     """

@@ -53,9 +53,8 @@ def batch_over_modified(op: Callable[..., tuple[Tensor, ...]]) -> None:
         size = info.batch_size
         dims = (*in_dims, *[None] * (len(arguments) - len(in_dims)))
         if dims[_SINKS] is not None:
-            calls = [
-                op(*(_at(argument, dim, i) for argument, dim in zip(arguments, dims, strict=True))) for i in range(size)
-            ]
+            pairs = list(zip(arguments, dims, strict=True))
+            calls = [op(*(_at(argument, dim, index) for argument, dim in pairs)) for index in range(size)]
             return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0, 0)
         query = arguments[0]
         batch = query.shape[0] if dims[0] is None else query.movedim(dims[0], 0).shape[1]
@@ -94,9 +93,9 @@ _NEED_BIAS = 21
 
 
 def batch_over_modified_backward(op: Callable[..., tuple[Tensor, ...]]) -> None:
-    """Registers the rule for a backward op with modifiers.
+    """Registers the rule for a backward op with modifiers: the batches of `batch_over_modified`, so that dropout agrees.
 
-    The batches are those of `batch_over_modified`, so that dropout agrees. A bias whose gradient is asked for gets all batches, so that the gradient of each element of the mapped dimension is
+    A bias whose gradient is asked for gets all batches, so that the gradient of each element of the mapped dimension is
     its own.
     """
 

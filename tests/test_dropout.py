@@ -22,6 +22,7 @@ from kittens_torch import attention, ops, reference
 ROOT = Path(__file__).resolve().parent.parent
 CXX = shlex.split(os.environ.get("CXX", "g++"))
 
+
 def test_the_generator_of_the_tests_is_philox() -> None:
     """The known answers that its authors publish."""
     for key, counter, answer in (
@@ -39,7 +40,8 @@ def test_the_generator_of_the_tests_is_philox() -> None:
 HOST = """
 #include "attention/dropout.h"
 using namespace kittens_torch;
-extern "C" void kept(uint64_t seed, uint32_t offset, uint32_t threshold, int planes, int rows, int columns, unsigned char* out) {
+extern "C" void kept(uint64_t seed, uint32_t offset, uint32_t threshold, int planes, int rows, int columns,
+                     unsigned char* out) {
   for (int plane = 0; plane < planes; plane++)
     for (int row = 0; row < rows; row++)
       for (int column = 0; column < columns; column++)
@@ -85,7 +87,7 @@ def test_threshold_and_scale(host: ctypes.CDLL) -> None:
 
 
 def recovered(query: Tensor, key: Tensor, state: Tensor, p: float, run: object = None) -> Tensor:
-    """Which weights a kernel keeps: of uniform weights, with values that tell the keys of 64 columns at a time apart."""
+    """Which weights a kernel keeps: weights are uniform, and values tell 64 keys at a time apart."""
     batch, heads, length_k = query.shape[0], query.shape[1], key.shape[2]
     parts = []
     for first in range(0, length_k, 64):
@@ -112,7 +114,8 @@ def test_kernels_drop_what_the_rule_says(device: str, dtype: torch.dtype, p: flo
         others = [d for d in range(4) if d != dim]
         assert (mine.double().mean(others) - (1 - p)).abs().max() < (0.06 if dim > 1 else 0.02)
     pairs = mine.double() - mine.double().mean()
-    for a, b in ((pairs[0], pairs[1]), (pairs[:, 0], pairs[:, 1]), (pairs[..., 1:], pairs[..., :-1]), (pairs[..., 8:], pairs[..., :-8])):
+    of_keys = [(pairs[..., step:], pairs[..., :-step]) for step in (1, 8)]
+    for a, b in ((pairs[0], pairs[1]), (pairs[:, 0], pairs[:, 1]), *of_keys):
         assert abs((a * b).mean() / (p * (1 - p))) < 0.02
 
 
@@ -169,7 +172,8 @@ def test_output_is_that_of_the_kept_weights(device: str, dtype: torch.dtype, p: 
 @usual_place
 def test_calls_differ_and_repeat_after_manual_seed(device: str, dtype: torch.dtype, only_ours: None) -> None:
     tensors = inputs(device, dtype, heads=2, length_q=70)
-    for run in (lambda: attention(*tensors, dropout_p=0.5), lambda: kittens_torch.scaled_dot_product_attention(*tensors, dropout_p=0.5)):
+    drop_in = kittens_torch.scaled_dot_product_attention
+    for run in (lambda: attention(*tensors, dropout_p=0.5), lambda: drop_in(*tensors, dropout_p=0.5)):
         torch.manual_seed(1)
         first, second = run(), run()
         torch.manual_seed(1)

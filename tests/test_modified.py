@@ -30,7 +30,12 @@ def options(device: str, dtype: torch.dtype, batch: int, heads: int, length_q: i
 
 OPTIONS = tuple(options("cpu", torch.float32, 1, 1, 1, 1))
 # A mask of attention's own arguments beside them.
-INTERVALS: tuple[dict[str, Any], ...] = ({}, {"causal": "lower_right"}, {"window": (40, 5)}, {"causal": "upper_left", "window": (100, None)})
+INTERVALS: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": "lower_right"},
+    {"window": (40, 5)},
+    {"causal": "upper_left", "window": (100, None)},
+)
 
 
 @every_place
@@ -54,20 +59,14 @@ def test_all_options_together(
 @usual_place
 @pytest.mark.parametrize("dims", [(8, 8), (64, 80), (100, 128), (136, 40), (256, 256)], ids=str)
 def test_head_dims(device: str, dtype: torch.dtype, dims: tuple[int, int]) -> None:
-    query, key, value = inputs(
-        device, dtype, heads=2, length_q=150, length_k=200, head_dim=dims[0], value_dim=dims[1]
-    )
+    query, key, value = inputs(device, dtype, heads=2, length_q=150, length_k=200, head_dim=dims[0], value_dim=dims[1])
     given = options(device, dtype, 1, 2, 150, 200)
     check_forward(query, key, value, causal="lower_right", **given)
     check_forward(query, key, value, mask=given["mask"])
 
 
 BROADCASTS = [
-    (length, height, width, depth)
-    for length in (1, 2)
-    for height in (1, 4)
-    for width in (1, 130)
-    for depth in (1, 193)
+    (length, height, width, depth) for length in (1, 2) for height in (1, 4) for width in (1, 130) for depth in (1, 193)
 ]
 
 
@@ -87,7 +86,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     if layout == "reversed dims":
         return tensor.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
     if layout == "sliced":
-        wide = torch.zeros(*tensor.shape[:2], tensor.shape[2] + 3, tensor.shape[3] * 2 + 5, dtype=tensor.dtype, device=tensor.device)
+        wide = tensor.new_zeros(*tensor.shape[:2], tensor.shape[2] + 3, tensor.shape[3] * 2 + 5)
         view = wide[:, :, 1 : 1 + tensor.shape[2], 3 : 3 + 2 * tensor.shape[3] : 2]
         return view.copy_(tensor)
     odd = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)[1:].view(tensor.shape)
@@ -102,7 +101,8 @@ def test_strides_and_alignment(device: str, dtype: torch.dtype, layout: str, len
     mask = torch.rand(2, 2, 100, length_k, device=device) > 0.4
     for bias in (normal(2, 2, 100, length_k, device=device), normal(2, 2, 100, length_k, device=device, dtype=dtype)):
         expected = attention(query, key, value, mask=mask, bias=bias)
-        assert torch.equal(attention(query, key, value, mask=laid_out(mask, layout), bias=laid_out(bias, layout)), expected)
+        moved = {"mask": laid_out(mask, layout), "bias": laid_out(bias, layout)}
+        assert torch.equal(attention(query, key, value, **moved), expected)
     check_forward(query, key, value, mask=laid_out(mask, layout), bias=laid_out(bias, layout))
 
 
@@ -170,7 +170,7 @@ def test_infinite_and_invalid_bias(device: str, dtype: torch.dtype) -> None:
         bias = torch.zeros(1, 1, 80, 200, device=device, dtype=dtype)
         bias[..., 7, 130] = wrong
         bias[..., 9, 11] = wrong
-        output, logsumexp = attention(query, key, value, bias=bias, return_lse=True)
+        output = attention(query, key, value, bias=bias)
         bad = torch.zeros(80, dtype=torch.bool, device=device)
         bad[[7, 9]] = True
         assert torch.isnan(output[0, 0, bad]).all() and torch.isfinite(output[0, 0, ~bad]).all()
@@ -244,7 +244,8 @@ def test_documents_as_a_mask(device: str, dtype: torch.dtype) -> None:
     mask = document[:, None] == document
     query, key, value = inputs(device, dtype, length_q=700)
     output, _ = check_forward(query, key, value, mask=mask & torch.ones_like(mask).tril())
-    apart = [attention(*(t[:, :, s : s + 190] for t in (query, key, value)), causal="upper_left") for s in range(0, 700, 190)]
+    pieces = [[t[:, :, start : start + 190] for t in (query, key, value)] for start in range(0, 700, 190)]
+    apart = [attention(*piece, causal="upper_left") for piece in pieces]
     assert_close(output, torch.cat(apart, 2))
     output, _ = check_forward(query, key, value, mask=mask, causal="lower_right")
     assert_close(output, torch.cat(apart, 2))
@@ -264,7 +265,8 @@ def test_every_key_interval_as_a_mask(device: str, dtype: torch.dtype) -> None:
             expected = attention(query, key, value, **interval)
             mask = reference.visible_keys(length_q, length_k, **interval, device=device)
             assert_close(attention(query, key, value, mask=mask), expected)
-            assert_close(attention(query, key, value, bias=torch.zeros(mask.shape, device=device).masked_fill(~mask, -INF)), expected)
+            additive = torch.zeros(mask.shape, device=device).masked_fill(~mask, -INF)
+            assert_close(attention(query, key, value, bias=additive), expected)
 
 
 # One option against the others
@@ -379,8 +381,9 @@ def test_the_drop_in(device: str, dtype: torch.dtype, only_ours: None) -> None:
         grouped = q.dim() > 2 and q.shape[-3] != k.shape[-3]
         for mask in (torch.rand(shape, device=device) > 0.4, normal(*shape, device=device, dtype=dtype)):
             ours = kittens_torch.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
+            exact_mask = mask if mask.dtype == torch.bool else mask.double()
             exact = torch.nn.functional.scaled_dot_product_attention(
-                q.double(), k.double(), v.double(), mask if mask.dtype == torch.bool else mask.double(), enable_gqa=grouped
+                q.double(), k.double(), v.double(), exact_mask, enable_gqa=grouped
             )
             assert ours.shape == exact.shape
             assert_close(ours, exact.to(dtype))

@@ -35,7 +35,7 @@ template <class T, const auto& Rows, int Row, mask_class Class> struct forward_c
   // A warpgroup skips the blocks behind its own rows; at head_dim 256 with 80 keys that costs more registers than it saves work (causal, 4k keys:
   // 661 against 709 TFLOP/s).
   static constexpr bool skips = Class == mask_class::interval && !output_in_query;
-  static constexpr int producer_registers = consumers == 3 ? 32 : 24;
+  static constexpr int producer_registers = consumers == 3 || modified ? 32 : 24;
   static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "block_m: 64 query rows for each of 1 to 3 consumer warpgroups");
   static_assert(!skips || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
@@ -53,9 +53,7 @@ template <class C> struct forward_tiles {
   using output_rows = kittens::shared_tile<typename C::element, 64, C::output_columns>;
 };
 
-struct nothing {};
-
-template <class C> struct forward_params {
+template <class C> struct plain_forward_params {
   using real = kittens::accumulator<typename C::element>;
   kittens::tile_map<typename forward_tiles<C>::query> query;
   kittens::tile_map<typename forward_tiles<C>::key> key;
@@ -67,15 +65,18 @@ template <class C> struct forward_params {
   int heads, group, length_q, row_tiles, tiles;
   int heads_in_l2;  // heads whose K and V stay in the second-level cache together
   kittens::tile_counter* counter;
-  [[no_unique_address]] std::conditional_t<C::modified, score_rules<typename C::element>, nothing> rules;
 };
+// A base and no empty member: nvcc lays out [[no_unique_address]] differently for the host and for the GPU.
+template <class C> struct modified_forward_params : plain_forward_params<C> {
+  score_rules<typename C::element> rules;
+};
+template <class C> using forward_params = std::conditional_t<C::modified, modified_forward_params<C>, plain_forward_params<C>>;
 
 // What a tile is: its rows, head and batch, and the key blocks it visits. The producer works it out and sends it to the consumers.
 // Full: row tiles of one head follow each other. Interval: longest rows first, over as many heads as the second-level cache holds.
 template <class C> struct forward_work {
   int row, head, batch;
   int first, end = 0;  // key blocks first <= j < end; end 0: no more tiles
-  [[no_unique_address]] std::conditional_t<C::modified, int, nothing> end_key;  // keys from here on are hidden
 
   KITTENS_INLINE forward_work() {}
   KITTENS_INLINE forward_work(const forward_params<C>& p, int tile) {
@@ -126,7 +127,7 @@ template <class C> struct forward_work {
   }
   // The keys that the key length and the classes of the tile's rows leave.
   KITTENS_INLINE void narrow(const forward_params<C>& p, int& first_key, int& last_end) {
-    end_key = p.rules.end_key(batch);
+    const int end_key = p.rules.end_key(batch);
     if (last_end > end_key) last_end = end_key;
     if (!p.rules.classes.tiles) return;
     int begin = last_end, stop = 0;
@@ -288,27 +289,43 @@ template <class C> struct forward_kernel {
         if (!first_block) map_rows(output, rescale, [](real x, real f) { return x * f; });
       };
       auto keep_reference = [&] {
-        exp2_into(weights, scores, shift, scale(), block_sum);
+        exp2_into(weights, scores, shift, p.scale_log2, block_sum);
         if (any_above(block_sum, weight_limit<T>())) {
           renew_reference(false);
         } else {
           map(sum, sum, block_sum, [](real a, real b) { return a + b; });
         }
       };
+      [[maybe_unused]] int end_key = 0;  // modified: keys from here on are hidden
+      if constexpr (C::modified) end_key = p.rules.end_key(w.batch);
       [[maybe_unused]] int held = blocks.end - 1;  // modified: the block whose weights have not met its values yet
       [[maybe_unused]] bool begun = false;         // modified: the output holds something
       [[maybe_unused]] auto weigh = [&](int j, bool first_block) {  // modified: the weights of block j from its scores
         if constexpr (C::modified) {
-          const score_place at{w.batch, w.head, row, j * C::block_n};
-          p.rules.modify(scores, at);
+          const score_place at{uniform(w.batch), uniform(w.head), uniform(row), uniform(j * C::block_n)};
           const auto first = [&](int r) { return p.mask.first_key(row + r) - at.key; };
           const auto end = [&](int r) {
             const int last = p.mask.end_key(row + r);
-            return (last < w.end_key ? last : w.end_key) - at.key;
+            return (last < end_key ? last : end_key) - at.key;
           };
-          if (first(63) > 0 || end(0) < C::block_n) keep_columns(scores, first, end);
-          if (p.rules.given.mask) p.rules.hide(scores, at);
-          renew_reference(first_block);
+          const bool cut = first(63) > 0 || end(0) < C::block_n, masked = p.rules.template mask_hides<C::block_n>(at);
+          const bool plain = !cut && !masked && p.rules.scores_are_plain();  // the scores may stay as they are
+          if (!plain) p.rules.modify(scores, at);
+          if (cut) keep_columns(scores, first, end);
+          if (masked) p.rules.hide(scores, at);
+          // A row without a reference has seen no key yet.
+          map(rescale, maximum, [](real m) { return -m; });
+          bool renew = first_block || any_above(rescale, real(3.4e38));
+          if (!renew) {
+            exp2_into(weights, scores, shift, plain ? p.scale_log2 : real(1), block_sum);
+            renew = any_above(block_sum, weight_limit<T>());
+          }
+          if (renew) {
+            if (plain) map(scores, [&](real x) { return x * p.scale_log2; });
+            renew_reference(first_block);
+          } else {
+            map(sum, sum, block_sum, [](real a, real b) { return a + b; });
+          }
           if (p.rules.given.dropout_state) p.rules.drop(weights, at, p.heads);
         }
       };
@@ -317,8 +334,8 @@ template <class C> struct forward_kernel {
         if constexpr (C::modified) {
           constexpr int share = C::block_n / C::consumers;
           const int key = held * C::block_n;
-          const auto unseen = [&](int r) { return p.rules.key_is_unseen(w.batch, w.head, key + r, w.end_key); };
-          if (p.rules.may_hold_unseen(key, key + C::block_n, w.end_key) && any_of<C::block_n>(unseen)) {
+          const auto unseen = [&](int r) { return p.rules.key_is_unseen(w.batch, w.head, key + r, end_key); };
+          if (p.rules.may_hold_unseen(key, key + C::block_n, end_key) && any_of<C::block_n>(unseen)) {
             zero_rows<share>(rows_of(v, wg * share), [&](int r) { return unseen(wg * share + r); });
             publish({first_turn + C::consumers, C::consumers});
           }
@@ -338,10 +355,9 @@ template <class C> struct forward_kernel {
         mma_done(scores, output);
         value.release();
         key.release();
-        if constexpr (C::modified) {
+        if constexpr (C::modified) {  // the weights come from weigh()
           held = j;
           begun = true;
-          weigh(j, false);
         } else if constexpr (masked) {
           mask(j);
           renew_reference(false);
@@ -360,8 +376,12 @@ template <class C> struct forward_kernel {
       }
       int j = blocks.end - 1;
       if constexpr (C::modified) {
-        weigh(j, true);
-        KITTENS_NO_UNROLL while ((j = w.before(p, j)) >= w.first) step(j, std::true_type{});
+        KITTENS_NO_UNROLL for (;;) {  // weigh() is long: it stands here once
+          weigh(j, !begun);
+          j = w.before(p, j);
+          if (j < w.first) break;
+          step(j, std::true_type{});
+        }
       } else {
         mask(j--);
         renew_reference(true);

@@ -59,15 +59,17 @@ template <class Element> struct score_rules {
       empty &= tile >= classes.key_tiles || tiles[tile] == tile_empty;
     return empty;
   }
-  template <int Keys> KITTENS_INLINE bool is_full(int batch, int head, int row, int first) const {
-    bool full = true;
-    const unsigned char* tiles = classes.tiles + classes.row_of_tiles(batch, head, row) * classes.key_tiles;
-    KITTENS_UNROLL for (int tile = first / class_tile; tile < (first + Keys) / class_tile; tile++)
-      full &= tile >= classes.key_tiles || tiles[tile] == tile_full;
-    return full;
+  // Whether the mask may hide one of those keys.
+  template <int Keys> KITTENS_INLINE bool mask_hides(score_place at) const {
+    if (!given.mask || at.row >= rows) return false;  // rows beyond the tensor come to nothing
+    bool full = classes.tiles != nullptr;
+    const unsigned char* tiles = classes.tiles + classes.row_of_tiles(at.batch, at.head, at.row) * classes.key_tiles;
+    KITTENS_UNROLL for (int tile = at.key / class_tile; tile < (at.key + Keys) / class_tile; tile++)
+      full = full && (tile >= classes.key_tiles || tiles[tile] == tile_full);
+    return !full;
   }
 
-  // Whether the scores of a block that every row sees are scale q.k alone.
+  // Whether the scores of a block of which every row sees all keys are scale q.k alone.
   KITTENS_INLINE bool scores_are_plain() const { return cap_log2 == real(0) && !given.bias && !given.alibi_slopes; }
 
   // The scores become those of the softmax, in base 2, masks aside.
@@ -127,27 +129,23 @@ template <class Element> struct score_rules {
 
   template <int Keys, class B>
   KITTENS_INLINE void add_bias(kittens::register_tile<real, Keys>& scores, const B* bias, score_place at) const {
-    const B* from = bias + modifier_offset(given.bias_stride, at.batch, at.head, 0, 0);
-    if (given.bias_stride[3] == 1 && at.key + Keys <= keys) {
-      from += at.key;
+    const B* from = bias + modifier_offset(given.bias_stride, at.batch, at.head, 0, at.key);
+    const auto row_from = [&](int row) { return from + row_of(at.row + row) * given.bias_stride[2]; };
+    const bool pairs = given.bias_stride[3] == 1 && given.bias_stride[2] % 2 == 0 && reinterpret_cast<uintptr_t>(from) % (2 * sizeof(B)) == 0;
+    if (pairs && at.key + Keys <= keys)
       map_pairs(scores, [&](int row, int key, real& x, real& y) {
-        const B* pair = from + row_of(at.row + row) * given.bias_stride[2] + key;
-        x += in_base_two(pair[0]);
-        y += in_base_two(pair[1]);
+        real left, right;
+        kittens::widen_pair(row_from(row) + key, left, right);
+        x += in_base_two(left);
+        y += in_base_two(right);
       });
-    } else {
-      map_pairs(scores, [&](int row, int key, real& x, real& y) {
-        const B* row_from = from + row_of(at.row + row) * given.bias_stride[2];
-        x += in_base_two(row_from[key_of(at.key + key) * given.bias_stride[3]]);
-        y += in_base_two(row_from[key_of(at.key + key + 1) * given.bias_stride[3]]);
-      });
-    }
+    else
+      add_from(scores, row_from, given.bias_stride[3], keys - at.key, [](real x) { return in_base_two(x); });
   }
 
   // The most negative finite number does not hide a key, so it must not become -infinity; -infinity does, and NaN stays NaN.
-  template <class B> KITTENS_INLINE static real in_base_two(B bias) {
+  KITTENS_INLINE static real in_base_two(real x) {
     constexpr real least = sizeof(real) == 8 ? real(least_bias_double) : real(least_bias_float);
-    const real x = kittens::widen(bias);
     return (x < least && x > -kittens::infinity<real>() ? least : x) * log2_e;
   }
 };

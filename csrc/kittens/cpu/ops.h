@@ -142,6 +142,15 @@ template <class Real, int C, class F> KITTENS_INLINE void map_pairs(register_til
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c += 2) f(r, c, t.d[r * C + c], t.d[r * C + c + 1]);
 }
+// t += f(element), of the columns below `count`: a row's element c is from(row)[c * stride], widened
+template <class Real, int C, class From, class F>
+KITTENS_INLINE void add_from(register_tile<Real, C>& t, From from, int64_t stride, int count, F f) {
+  use(t, "add_from");
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const auto* row = from(r);
+    for (int c = 0; c < C && c < count; c++) t.d[r * C + c] += f(widen(row[c * stride]));
+  }
+}
 // bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become -infinity.
 template <class Real, int C, class F> KITTENS_INLINE void keep_where(register_tile<Real, C>& t, F bits) {
   static_assert(C % 64 == 0, "keep_where: the GPU takes multiples of 64 columns");

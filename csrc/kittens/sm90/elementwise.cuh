@@ -81,6 +81,22 @@ template <int C, class F> KITTENS_INLINE void map_pairs(register_tile<float, C>&
   const int row = thread::first_row_now(), column = thread::first_column_now();
   KITTENS_UNROLL for (int i = 0; i < C / 2; i += 2) f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column, t.d[i], t.d[i + 1]);
 }
+// t += f(element), of the columns below `count`: a row's element c is from(row)[c * stride], widened. Addresses follow from each other, since all
+// of them at once would not fit the registers.
+template <int C, class From, class F> KITTENS_INLINE void add_from(register_tile<float, C>& t, From from, int64_t stride, int count, F f) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  auto upper = from(row) + column * stride, lower = from(row + 8) + column * stride;
+  KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
+    KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+      if (8 * j + column + e < count) {
+        t.d[4 * j + e] += f(widen(upper[e * stride]));
+        t.d[4 * j + 2 + e] += f(widen(lower[e * stride]));
+      }
+    }
+    upper += 8 * stride, lower += 8 * stride;
+    asm volatile("" : "+l"(upper), "+l"(lower));
+  }
+}
 template <class F> KITTENS_INLINE void map(row_vector<float>& out, const row_vector<float>& a, F f) {
   KITTENS_UNROLL for (int r = 0; r < 2; r++) out.d[r] = f(a.d[r]);
 }

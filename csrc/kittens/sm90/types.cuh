@@ -126,6 +126,17 @@ template <class T> KITTENS_INLINE float2 unpack(uint32_t pair) {
 KITTENS_INLINE float widen(float x) { return x; }
 KITTENS_INLINE float widen(bf16 x) { return __bfloat162float(x); }
 KITTENS_INLINE float widen(fp16 x) { return __half2float(x); }
+// Two neighbours, of which the first lies where both together are aligned.
+KITTENS_INLINE void widen_pair(const float* from, float& x, float& y) {
+  const float2 pair = __ldg(reinterpret_cast<const float2*>(from));
+  x = pair.x, y = pair.y;
+}
+template <class T>
+  requires is_16_bit<T>
+KITTENS_INLINE void widen_pair(const T* from, float& x, float& y) {
+  const float2 pair = unpack<T>(__ldg(reinterpret_cast<const uint32_t*>(from)));
+  x = pair.x, y = pair.y;
+}
 // The other way, rounded.
 KITTENS_INLINE void put(float* to, float x) { *to = x; }
 KITTENS_INLINE void put(bf16* to, float x) { *to = __float2bfloat16_rn(x); }
