@@ -1,4 +1,4 @@
-"""The backward ops with modifiers: masks, a bias and its gradient, key lengths, soft cap, ALiBi, dropout, on every machine.
+"""The backward ops with modifiers on every machine: masks, a bias and its gradient, soft cap, ALiBi, dropout.
 
 tests/test_modified.py holds the forward; here output and logsumexp come from the reference.
 """
@@ -207,7 +207,7 @@ def test_all_options_together(machine: str, dtype: torch.dtype, head_dim: int, v
 
 
 @usual
-@pytest.mark.parametrize("pair", itertools.combinations(OPTIONS, 2), ids="-".join)
+@pytest.mark.parametrize("pair", list(itertools.combinations(OPTIONS, 2)), ids="-".join)
 def test_options_in_pairs(machine: str, dtype: torch.dtype, pair: tuple[str, str]) -> None:
     plain = call(machine, dtype, length_q=70, length_k=90)
     given = options(plain.tensors[0].device, dtype, 70, 90)
@@ -266,7 +266,7 @@ def test_intervals_that_begin_late(machine: str, dtype: torch.dtype) -> None:
 
 
 @usual
-@pytest.mark.parametrize("apart", itertools.product((False, True), repeat=4), ids=str)
+@pytest.mark.parametrize("apart", list(itertools.product((False, True), repeat=4)), ids=str)
 @pytest.mark.parametrize("of_query", [False, True], ids=["float32", "dtype of the query"])
 def test_bias_that_broadcasts(machine: str, dtype: torch.dtype, apart: tuple[bool, ...], of_query: bool) -> None:
     """The gradient is summed over what is broadcast, several tiles of rows and of keys included."""

@@ -87,7 +87,7 @@ template <class T, bool transposed> struct backward_scores {
  private:
   static constexpr real log2e = real(1.4426950408889634);
 
-  // The tile's columns that exist: the weights of the others are 0 whatever their scores.
+  // The tile's columns that exist: the others are hidden whatever their scores.
   KITTENS_INLINE int columns() const { return kittens::uniform(transposed ? rules.rows - row : rules.keys - key); }
 
   // x = f(row, key, x)
@@ -125,11 +125,11 @@ template <class T, bool transposed> struct backward_scores {
     const score_modifiers& m = rules.given;
     constexpr int tile_rows = transposed ? N : 64, tile_keys = transposed ? 64 : N;
     const int rows = rules.rows - row, keys = rules.end_key(batch) - key;
-    if (keys < tile_keys || key + tile_keys > mask.end_key(row) || key < mask.first_key(row + tile_rows - 1)) {
+    if (rows < tile_rows || keys < tile_keys || key + tile_keys > mask.end_key(row) || key < mask.first_key(row + tile_rows - 1)) {
       const backward_visible visible(mask, key, row);
       kittens::zero_unless(weights, [=](int r, int c) {
         const int i = transposed ? c : r, j = transposed ? r : c;
-        return j < keys && visible(j, i);
+        return i < rows && j < keys && visible(j, i);
       });
     }
     if (m.mask) {
