@@ -10,7 +10,7 @@ from helpers import check_forward, check_result, every_place, inputs, normal, pl
 from torch import Tensor
 
 import kittens_torch
-from kittens_torch import attention, modified, ops, reference
+from kittens_torch import attention, dispatch, modified, ops, reference
 
 INF = float("inf")
 
@@ -353,6 +353,28 @@ def test_checked_machine(seed: int, dtype: torch.dtype, head_dim: int) -> None:
         check_forward(query, key, value, **given, causal="lower_right")
         check_forward(query, key, value, mask=~hidden, window=(70, 3))
         check_forward(query, key, value, key_lengths=torch.tensor([3, 200]), dropout_p=0.0)
+
+
+@pytest.mark.parametrize("machine", ["cpu", "checked"])
+def test_every_row_of_the_table(machine: str) -> None:
+    query, key, value = inputs("cpu", torch.bfloat16, heads=2, length_q=140, length_k=330, head_dim=24)
+    mask = torch.rand(1, 2, 140, 330) > 0.4
+    settings = (24**-0.5, 2, -1, -1, mask, None, None, None, None, None, 0.0, 4.0)
+    rows = 0
+    while rows < 100:
+        try:
+            if machine == "cpu":
+                output, logsumexp = ops.forward_modified(query, key, value, *settings, rows)
+            else:
+                output, logsumexp = ops.checked_forward_modified(query, key, value, *settings, rows, 1)
+        except RuntimeError as error:
+            assert "no such row" in str(error)
+            break
+        check_result(output, logsumexp, query, key, value, causal="lower_right", mask=mask, softcap=4.0)
+        rows += 1
+    assert rows == 3
+    if dispatch.has_plan():
+        assert rows == len(dispatch._plan.configurations("cpu" if machine == "cpu" else "sm90", True))
 
 
 @usual_place
