@@ -35,9 +35,9 @@ kittens::cpu_flavour flavour_named(const std::string& name) {
 
 forward_plan forward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
                      int64_t length_k, int64_t head_dim, int64_t value_dim, int corner, int window_left, int window_right, int processors,
-                     int configuration, const std::string& cpu_features) {
+                     int configuration, const std::string& cpu_features, bool modified) {
   return plan_forward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
-                       window_left, window_right, processors, flavour_named(cpu_features)},
+                       window_left, window_right, processors, flavour_named(cpu_features), modified},
                       configuration);
 }
 
@@ -60,12 +60,12 @@ py::list backward_configurations(const std::string& machine) {
   return rows;
 }
 
-// The configuration table of a machine, row by row, as (head_dim, value_dim, block_m, block_n, stages).
-py::list configurations(const std::string& machine) {
+// The configuration table of a machine, and on sm90 of a mask class, row by row, as (head_dim, value_dim, block_m, block_n, stages).
+py::list configurations(const std::string& machine, bool modified) {
   const bool sm90 = machine_named(machine) == machine_kind::sm90;
   py::list rows;
-  for (int i = 0; i < (sm90 ? forward_count_sm90 : forward_count_cpu); i++) {
-    const forward_row& r = sm90 ? forward_rows_sm90[i] : forward_rows_cpu[i];
+  for (int i = 0; i < (!sm90 ? forward_count_cpu : modified ? forward_count_sm90_modified : forward_count_sm90); i++) {
+    const forward_row& r = !sm90 ? forward_rows_cpu[i] : modified ? forward_rows_sm90_modified[i] : forward_rows_sm90[i];
     rows.append(py::make_tuple(r.head_dim, r.value_dim, r.block_m, r.block_n, r.stages));
   }
   return rows;
@@ -111,8 +111,9 @@ PYBIND11_MODULE(_plan, m) {
       .def_property_readonly("reason", [](const forward_plan& p) { return p.reason; });
   m.def("forward", &forward, py::kw_only(), py::arg("machine"), py::arg("dtype"), py::arg("batch"), py::arg("heads"), py::arg("heads_k"),
         py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
-        py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1, py::arg("cpu_features") = "");
-  m.def("configurations", &configurations, py::arg("machine"));
+        py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1, py::arg("cpu_features") = "",
+        py::arg("modified") = false);
+  m.def("configurations", &configurations, py::arg("machine"), py::arg("modified") = false);
   py::class_<backward_plan>(m, "BackwardPlan")
       .def_property_readonly("kernel", [](const backward_plan& p) { return p.kernel; })
       .def_readonly("configuration", &backward_plan::configuration)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
-from .backward import run_backward
+from . import modified, ops
+from .backward import run_backward, run_backward_modified
 
 SECOND_DERIVATIVE = (
     "kittens_torch has no second derivative of attention. For the part of the model that is differentiated twice call "
@@ -98,3 +98,128 @@ class Attention(torch.autograd.Function):
         else:
             grads = _gradients(needed, grad_output, grad_logsumexp, saved, ctx.settings, ctx.deterministic)
         return (*grads, None, None, None, None, None)
+
+
+def _modified_gradients(
+    needed: tuple[bool, bool, bool, bool, bool],
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    saved: tuple[Tensor, ...],
+    modifiers: tuple[Any, ...],
+    sinks: Tensor | None,
+    settings: tuple[Any, ...],
+    deterministic: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value, bias and sinks, None where not needed."""
+    of_op, of_sinks = needed[:4], needed[4]
+    grads: list[Tensor | None] = [None] * 4
+    if any(of_op):
+        found = run_backward_modified(grad_output, grad_logsumexp, saved, settings, modifiers, of_op, deterministic)
+        grads = [grad if need else None for grad, need in zip(found, of_op, strict=True)]
+    grads.append(_sink_gradient(grad_output, grad_logsumexp, saved[3], saved[4], sinks) if of_sinks else None)
+    return tuple(grads)
+
+
+def _sink_gradient(
+    grad_output: Tensor | None, grad_logsumexp: Tensor | None, output: Tensor, logsumexp: Tensor, sinks: Tensor | None
+) -> Tensor:
+    """The sink's weight is exp(sink - logsumexp), its value zero: -weight (sum_d dO O - dlogsumexp), over all rows."""
+    assert sinks is not None
+    column = sinks.view(1, -1, 1)
+    weight = torch.exp(column - logsumexp).masked_fill(logsumexp == float("-inf"), 0.0)
+    delta = torch.zeros_like(logsumexp)
+    if grad_output is not None:
+        delta = delta + (grad_output.to(logsumexp.dtype) * output.to(logsumexp.dtype)).sum(-1)
+    if grad_logsumexp is not None:
+        delta = delta - grad_logsumexp
+    return -(weight * delta).sum((0, 2))
+
+
+class _ModifiedBackward(torch.autograd.Function):
+    """As `_Backward`, of `ModifiedAttention`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        needed: tuple[bool, bool, bool, bool, bool],
+        settings: tuple[Any, ...],
+        numbers: tuple[float, float, bool],
+        grad_output: Tensor | None,
+        grad_logsumexp: Tensor | None,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        key_lengths: Tensor | None,
+        alibi_slopes: Tensor | None,
+        sinks: Tensor | None,
+        state: Tensor | None,
+        *saved: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        dropout_p, softcap, deterministic = numbers
+        modifiers = (mask, bias, key_lengths, alibi_slopes, state, dropout_p, softcap)
+        return _modified_gradients(
+            needed, grad_output, grad_logsumexp, saved, modifiers, sinks, settings, deterministic
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass  # Having it is what torch.func asks for; nothing is saved.
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        raise RuntimeError(SECOND_DERIVATIVE)
+
+
+class ModifiedAttention(torch.autograd.Function):
+    """(output, logsumexp) of the forward op with modifiers, differentiable in query, key, value, bias and sinks."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        corner: int,
+        window_left: int,
+        window_right: int,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        key_lengths: Tensor | None,
+        alibi_slopes: Tensor | None,
+        sinks: Tensor | None,
+        state: Tensor | None,
+        dropout_p: float,
+        softcap: float,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensor]:
+        settings = (scale, corner, window_left, window_right)
+        tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
+        return modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        query, key, value = inputs[:3]
+        ctx.save_for_backward(query, key, value, *output, *inputs[7:13])
+        ctx.settings = inputs[3:7]
+        ctx.numbers = inputs[13:]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved, modifiers = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        needs = ctx.needs_input_grad
+        needed = (*needs[:3], needs[8], needs[11])
+        if grad_output is None and grad_logsumexp is None:
+            grads: tuple[Tensor | None, ...] = (None,) * 5
+        elif torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            grads = _ModifiedBackward.apply(
+                needed, ctx.settings, ctx.numbers, grad_output, grad_logsumexp, *modifiers, *saved
+            )
+        else:
+            grads = _ModifiedBackward.forward(
+                needed, ctx.settings, ctx.numbers, grad_output, grad_logsumexp, *modifiers, *saved
+            )
+        of_query, of_key, of_value, of_bias, of_sinks = grads
+        return (of_query, of_key, of_value, *(None,) * 5, of_bias, None, None, of_sinks, *(None,) * 4)

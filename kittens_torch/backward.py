@@ -2,6 +2,10 @@
 
 With P = exp(scale q k^T - logsumexp) and delta_i = sum_d dO_id O_id - dlogsumexp_i (Dao et al., FlashAttention,
 appendix B): dV = P^T dO,  dP = dO V^T,  dS = P (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
+
+The modified ops know masks, a bias, key lengths, a soft cap, ALiBi slopes and dropout (reference.attention). With z = 0
+where dropout drops a weight and 1 / (1 - p) elsewhere: dV = (z P)^T dO and dS = P (z dP - delta); dS is the gradient of
+the bias, and times the soft cap's derivative what goes on to dQ and dK.
 """
 
 # mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
@@ -15,10 +19,12 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .vmap import batch_over
+from .vmap import batch_over, batch_over_modified_backward
 
 backward = torch.ops.kittens_torch.backward.default
 checked_backward = torch.ops.kittens_torch.checked_backward.default
+backward_modified = torch.ops.kittens_torch.backward_modified.default
+checked_backward_modified = torch.ops.kittens_torch.checked_backward_modified.default
 
 
 def _fake_gradients(
@@ -47,10 +53,46 @@ def _fake_gradients(
     return next(grads), next(grads), next(grads)
 
 
+def _fake_modified_gradients(
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+    corner: int,
+    window_left: int,
+    window_right: int,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    key_lengths: Tensor | None,
+    alibi_slopes: Tensor | None,
+    dropout_state: Tensor | None,
+    dropout_p: float,
+    softcap: float,
+    need_query: bool,
+    need_key: bool,
+    need_value: bool,
+    need_bias: bool,
+    *settings: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As without modifiers; the gradient of the bias is contiguous, in the bias's shape and dtype."""
+    forward = (grad_output, grad_logsumexp, query, key, value, output, logsumexp)
+    interval = (scale, corner, window_left, window_right)
+    grads = _fake_gradients(*forward, *interval, need_query, need_key, need_value)
+    like = query if bias is None else bias
+    return *grads, like.new_empty(like.shape if need_bias else 0)
+
+
 for _name in ("backward", "checked_backward"):
     torch.library.register_fake(f"kittens_torch::{_name}", _fake_gradients)
+    torch.library.register_fake(f"kittens_torch::{_name}_modified", _fake_modified_gradients)
 batch_over(backward)
 batch_over(checked_backward)
+batch_over_modified_backward(backward_modified)
+batch_over_modified_backward(checked_backward_modified)
 
 
 def run_backward(
@@ -70,3 +112,25 @@ def run_backward(
     if seed is not None and saved[0].device.type == "cpu":
         return checked_backward(grad_output, grad_logsumexp, *saved, *settings, *needed, deterministic, -1, seed)
     return backward(grad_output, grad_logsumexp, *saved, *settings, *needed, deterministic)
+
+
+def run_backward_modified(
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    saved: tuple[Tensor, ...],
+    settings: tuple[Any, ...],
+    modifiers: tuple[Any, ...],
+    needed: tuple[bool, bool, bool, bool],
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The modified backward op on the flavour in force: gradients of query, key, value, bias, empty where not needed.
+
+    saved and settings as of `run_backward`; modifiers: mask, bias, key_lengths, alibi_slopes, dropout_state, dropout_p,
+    softcap. Sinks are in the logsumexp.
+    """
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    arguments = (grad_output, grad_logsumexp, *saved, *settings, *modifiers, *needed, deterministic)
+    seed = ops.checked_seed()
+    if seed is not None and saved[0].device.type == "cpu":
+        return checked_backward_modified(*arguments, -1, seed)
+    return backward_modified(*arguments)

@@ -20,6 +20,18 @@ UPPER_LEFT, LOWER_RIGHT = 1, 2
 SMALLEST_FLOAT32 = 2.0**-126
 
 
+class Modifiers(NamedTuple):
+    """What changes scores beyond a scale and a key interval, as the modified ops take it; mask and bias of 4 dims."""
+
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    key_lengths: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    softcap: float = 0.0
+
+
 class Operands(NamedTuple):
     """What the forward op gets, and how its output becomes the call's."""
 
@@ -34,6 +46,8 @@ class Operands(NamedTuple):
     leading: tuple[int, ...] | None = None
     # Whether torch has a fused kernel for the call too.
     plain: bool = False
+    # None: the kernels without any.
+    modifiers: Modifiers | None = None
 
     def restore(self, output: Tensor) -> Tensor:
         """The op's (B, H, L, Dv) output in the shape of the call."""
@@ -99,18 +113,6 @@ def of_attention(
     deterministic: Any,
 ) -> Operands:
     """Operands of `attention(...)`, which never goes to torch: what it cannot run, it refuses."""
-    later = {
-        "mask": mask is not None,
-        "bias": bias is not None,
-        "key_lengths": key_lengths is not None,
-        "softcap": softcap != 0.0,
-        "alibi_slopes": alibi_slopes is not None,
-        "sinks": sinks is not None,
-        "dropout_p": dropout_p != 0.0,
-    }
-    given = [name for name, used in later.items() if used]
-    if given:
-        raise NotImplementedError(f"attention has no kernel yet for {', '.join(given)}; leave them at their defaults")
     checks.flag("return_lse", return_lse)
     if deterministic is not None:
         checks.flag("deterministic", deterministic)
@@ -120,6 +122,7 @@ def of_attention(
     corner = checks.causal(causal)
     window_left, window_right = checks.window(window)
     factor = None if scale is None else checks.scale(scale)
+    cap, dropout = checks.softcap(softcap), checks.dropout(dropout_p, ValueError)
     query, key, value = autocast(query, key, value)
     checks.same_dtype_and_device(query, key, value)
     checks.rank_four(query, key, value)
@@ -132,14 +135,58 @@ def of_attention(
             f"attention cannot run {query.dtype} on {query.device}: {missing}. Convert the inputs, or call "
             "kittens_torch.scaled_dot_product_attention, which goes to torch"
         )
-    if has_tangent(query, key, value):
+    modifiers = _modifiers(query, key, mask, bias, key_lengths, alibi_slopes, sinks, dropout, cap)
+    differentiable = [operand for operand in (query, key, value, bias, sinks) if operand is not None]
+    if has_tangent(*differentiable):
         raise NotImplementedError(
             "attention has no forward-mode derivative; torch's math backend has (torch.nn.attention.sdpa_kernel)"
         )
     if factor is None:
         factor = query.shape[-1] ** -0.5
     query, factor = fold_scale(query, factor)
-    return Operands(query, key, value, factor, corner, window_left, window_right)
+    return Operands(query, key, value, factor, corner, window_left, window_right, modifiers=modifiers)
+
+
+def _modifiers(
+    query: Tensor,
+    key: Tensor,
+    mask: Any,
+    bias: Any,
+    key_lengths: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    dropout_p: float,
+    softcap: float,
+) -> Modifiers | None:
+    """The modifiers of `attention(...)`, checked; None where none is given."""
+    batch, heads, length_q = query.shape[:3]
+    logits, device, dtype = (batch, heads, length_q, key.shape[2]), query.device, query.dtype
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    if mask is not None:
+        checks.bool_mask(mask, device, logits)
+        mask = _of_four_dims(mask)
+    if bias is not None:
+        checks.additive(bias, dtype, device, logits)
+        bias = _of_four_dims(bias.to(real) if dtype == torch.float64 else bias)
+    if key_lengths is not None:
+        checks.key_lengths(key_lengths, device, batch)
+        if key_lengths.dtype == torch.int64:
+            key_lengths = key_lengths.clamp(0, key.shape[2]).int()
+        key_lengths = key_lengths.contiguous()
+    if alibi_slopes is not None:
+        checks.of_heads("alibi_slopes", alibi_slopes, device, dtype, ((heads,), (batch, heads)))
+        if alibi_slopes.requires_grad:
+            checks.refuse("alibi_slopes", "a tensor that requires a gradient", "a tensor that requires none")
+        alibi_slopes = alibi_slopes.to(real)
+    if sinks is not None:
+        checks.of_heads("sinks", sinks, device, dtype, ((heads,),))
+        sinks = sinks.to(real)
+    modifiers = Modifiers(mask, bias, key_lengths, alibi_slopes, sinks, dropout_p, softcap)
+    return modifiers if any(isinstance(value, Tensor) or value for value in modifiers) else None
+
+
+def _of_four_dims(tensor: Tensor) -> Tensor:
+    return tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor
 
 
 def of_drop_in(
@@ -190,22 +237,23 @@ def of_drop_in(
 
     head_dim, value_dim = query.shape[-1], value.shape[-1]
     operands = _four_dims(query, key, value, enable_gqa)
+    masked = None
     if attn_mask is not None:
         (masked,) = autocast(attn_mask)
         leading = query.shape[:-2] if isinstance(operands, Fallback) else operands[3]
         checks.mask(masked, query.dtype, query.device, (*leading, length_q, length_k))
-        return Fallback("attn_mask has no kernel yet")
-    if dropout > 0.0:
-        return Fallback("dropout_p has no kernel yet")
+        if masked.is_nested or is_traceable_wrapper_subclass(masked) or masked.layout != torch.strided:
+            return Fallback(f"attn_mask is a {type(attn_mask).__name__} of layout {attn_mask.layout}")
     missing = dispatch.machine_missing(query.device, query.dtype)
     if missing:
         return Fallback(missing)
     if not (1 <= head_dim <= checks.MAX_HEAD_DIM and 1 <= value_dim <= checks.MAX_HEAD_DIM):
         return Fallback(f"head dims ({head_dim}, {value_dim}); the kernels take 1 to {checks.MAX_HEAD_DIM}")
-    if has_tangent(query, key, value):
+    if has_tangent(query, key, value, *([] if masked is None else [masked])):
         return Fallback("forward-mode AD has no kernel")
     if isinstance(operands, Fallback):
         return operands
+    modifiers = _modifiers_of_drop_in(masked, operands, query.dtype, dropout)
     if factor is None:
         factor = head_dim**-0.5
     plain = (
@@ -216,7 +264,25 @@ def of_drop_in(
     )
     query, key, value, leading = operands
     query, factor = fold_scale(query, factor)
-    return Operands(query, key, value, factor, corner, -1, -1, None if len(leading) == 2 else leading, plain)
+    leading_dims = None if len(leading) == 2 else leading
+    return Operands(query, key, value, factor, corner, -1, -1, leading_dims, plain, modifiers)
+
+
+def _modifiers_of_drop_in(
+    mask: Tensor | None, operands: tuple[Tensor, Tensor, Tensor, tuple[int, ...]], dtype: torch.dtype, dropout_p: float
+) -> Modifiers | None:
+    if mask is None:
+        return Modifiers(dropout_p=dropout_p) if dropout_p > 0.0 else None
+    leading = operands[3]
+    if len(leading) > 2 and any(size != 1 for size in mask.shape[:-3]):
+        # Batch dims become one, as those of the query; a view unless the mask broadcasts along some of them.
+        mask = mask.expand(*leading[:-1], *mask.shape[-3:]).flatten(0, len(leading) - 2)
+    elif mask.dim() > 4:
+        mask = mask.flatten(0, mask.dim() - 4)
+    mask = _of_four_dims(mask)
+    if mask.dtype == torch.bool:
+        return Modifiers(mask=mask, dropout_p=dropout_p)
+    return Modifiers(bias=mask.double() if dtype == torch.float64 else mask, dropout_p=dropout_p)
 
 
 def _four_dims(
@@ -275,4 +341,5 @@ def torch_is_faster(operands: Operands) -> bool:
     """
     if not operands.plain or operands.query.device.type != "cpu" or torch.compiler.is_compiling() or ops.checking():
         return False
-    return dispatch.cpu_prefers_torch(operands.query, operands.key, operands.value, operands.corner)
+    modified = (True,) if operands.modifiers is not None else ()
+    return dispatch.cpu_prefers_torch(operands.query, operands.key, operands.value, operands.corner, *modified)

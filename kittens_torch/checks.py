@@ -129,16 +129,77 @@ def mask(attn_mask: Tensor, dtype: torch.dtype, device: torch.device, logits_sha
     if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
         others = "" if dtype == torch.float32 else f", {dtype}"
         refuse("dtype of attn_mask", attn_mask.dtype, f"torch.bool, torch.float32{others} (float32 or as the query)")
-    if attn_mask.device != device:
-        refuse("device of attn_mask", attn_mask.device, f"{device}, the device of query")
-    shape = tuple(attn_mask.shape)
+    on_device("attn_mask", attn_mask, device)
+    broadcasts("attn_mask", attn_mask, logits_shape)
+
+
+def on_device(argument: str, value: Tensor, device: torch.device) -> None:
+    if value.device != device:
+        refuse(f"device of {argument}", value.device, f"{device}, the device of query")
+
+
+def broadcasts(argument: str, value: Tensor, logits_shape: tuple[int, ...]) -> None:
+    shape = tuple(value.shape)
     padded = (1,) * (len(logits_shape) - len(shape)) + shape
     fits = len(padded) == len(logits_shape) and all(
         size == 1 or size == wanted
         for size, wanted in zip(padded, logits_shape, strict=True)  # no `in`: symbolic sizes
     )
     if not fits:
-        refuse("shape of attn_mask", shape, f"any shape that broadcasts to {logits_shape}")
+        refuse(f"shape of {argument}", shape, f"any shape that broadcasts to {logits_shape}")
+
+
+def bool_mask(value: object, device: torch.device, logits_shape: tuple[int, ...]) -> None:
+    tensor("mask", value)
+    assert isinstance(value, Tensor)
+    strided("mask", value)
+    if value.dtype != torch.bool:
+        refuse("dtype of mask", value.dtype, "torch.bool (True: visible); an additive mask is `bias`")
+    on_device("mask", value, device)
+    broadcasts("mask", value, logits_shape)
+
+
+def additive(value: object, dtype: torch.dtype, device: torch.device, logits_shape: tuple[int, ...]) -> None:
+    tensor("bias", value)
+    assert isinstance(value, Tensor)
+    strided("bias", value)
+    if value.dtype not in (torch.float32, dtype):
+        others = "" if dtype == torch.float32 else f", {dtype}"
+        refuse("dtype of bias", value.dtype, f"torch.float32{others} (float32 or as the query); a bool mask is `mask`")
+    on_device("bias", value, device)
+    broadcasts("bias", value, logits_shape)
+
+
+def key_lengths(value: object, device: torch.device, batch: int) -> None:
+    tensor("key_lengths", value)
+    assert isinstance(value, Tensor)
+    if value.dtype not in (torch.int32, torch.int64):
+        refuse("dtype of key_lengths", value.dtype, "torch.int32 or torch.int64")
+    if tuple(value.shape) != (batch,):
+        refuse("shape of key_lengths", tuple(value.shape), f"({batch},), one number of keys for each batch")
+    on_device("key_lengths", value, device)
+
+
+def of_heads(
+    argument: str, value: object, device: torch.device, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    """A floating number for each head, of one of the `shapes`."""
+    tensor(argument, value)
+    assert isinstance(value, Tensor)
+    if value.dtype not in (torch.float32, dtype):
+        others = "" if dtype == torch.float32 else f", {dtype}"
+        refuse(f"dtype of {argument}", value.dtype, f"torch.float32{others} (float32 or as the query)")
+    if tuple(value.shape) not in shapes:
+        refuse(f"shape of {argument}", tuple(value.shape), " or ".join(str(shape) for shape in shapes))
+    on_device(argument, value, device)
+
+
+def softcap(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        refuse("softcap", repr(value), "0 (none) or a positive number", TypeError)
+    if not 0 <= value < math.inf:
+        refuse("softcap", value, "0 (none) or a positive finite number", ValueError)
+    return float(value)
 
 
 def causal(value: object) -> int:

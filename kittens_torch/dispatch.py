@@ -123,10 +123,12 @@ def plan(
     window_left: int = -1,
     window_right: int = -1,
     checked_configuration: int | None = None,
+    modified: bool = False,
 ) -> Any:
     """The plan module's answer for operands of the forward op. Only where `has_plan()`.
 
     checked_configuration: the configuration that `checked_machine` forces (-1: none) where the checking flavour runs.
+    modified: whether something modifies the scores beyond a scale and a key interval.
     """
     assert _plan is not None
     checked = checked_configuration is not None
@@ -151,6 +153,7 @@ def plan(
         window_right=window_right,
         processors=processors,
         configuration=checked_configuration if checked_configuration is not None else -1,
+        modified=modified,
     )
 
 
@@ -158,13 +161,15 @@ _prefers_torch: dict[tuple[Any, ...], bool] = {}
 _REMEMBERED_PLANS = 4096
 
 
-def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int) -> bool:
+def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int, modified: bool = False) -> bool:
     """Whether torch runs this plain call of the drop-in faster than our cpu machine. False without the plan module.
 
-    A call whose gradient is wanted goes to torch: only forward calls were measured.
+    A call whose gradient is wanted, or with something that modifies the scores, goes to torch: neither was measured.
     """
     if _plan is None:
         return False
+    if modified:
+        return True
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return True
     known = (query.dtype, query.shape, key.shape, value.shape, corner, torch.get_num_threads())

@@ -12,8 +12,8 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import call, dispatch, ops
-from .autograd import Attention
+from . import call, dispatch, modified, ops
+from .autograd import Attention, ModifiedAttention
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 _is_grad_enabled = torch.is_grad_enabled
@@ -26,12 +26,13 @@ _LARGEST_SCALE = torch.finfo(torch.float32).max
 watchers: list[Any] = []
 
 
-def _is_differentiated(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _is_differentiated(query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None) -> bool:
     """Whether a gradient may be asked for. A tensor under torch.func.vmap does not tell: an outer level may ask."""
     return _is_grad_enabled() and (
         query.requires_grad
         or key.requires_grad
         or value.requires_grad
+        or any(other is not None and other.requires_grad for other in others)
         or (not _is_tracing() and _functorch_level() is not None)
     )
 
@@ -53,12 +54,13 @@ def scaled_dot_product_attention(
     dims broadcast, and with `enable_gqa` Hq may be a multiple of Hk. Returns (..., Hq, Lq, Ev) in the dtype and the
     memory layout of the query. `is_causal` hides the keys j > i (upper-left corner) and excludes `attn_mask`; `scale`
     is any finite number, 1/sqrt(E) by default. `attn_mask` (bool: True = visible; or additive) broadcasts to
-    (..., Hq, Lq, Lk). Under autocast the inputs are cast as torch casts them. Differentiable once.
+    (..., Hq, Lq, Lk), is read where it is, and may require a gradient. `dropout_p` of the weights are dropped, whatever
+    the module's mode. Under autocast the inputs are cast as torch casts them. Differentiable once.
 
     Kernels: float16 and bfloat16 on compute capability 9.0, these with float32 and float64 on the CPU, head dims 1 to
-    256, no mask, no dropout. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a CPU
-    call that torch runs faster goes there too, which `explain` tells. Raises TypeError, ValueError or RuntimeError
-    naming the argument, its value and what is allowed, with the class torch uses.
+    256. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a CPU call that torch runs
+    faster, or that was not measured, goes there too, which `explain` tells. Raises TypeError, ValueError or
+    RuntimeError naming the argument, its value and what is allowed, with the class torch uses.
 
     Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.
     """
@@ -141,7 +143,7 @@ def attention(
     return_lse: bool = False,
     deterministic: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale q k^T) v over the keys that `causal` and `window` leave visible, always on our own machine.
+    """softmax(softcap(scale q k^T) + bias - ALiBi) v over the visible keys, always on our own machine.
 
     query (B, Hq, Lq, D), key (B, Hk, Lk, D), value (B, Hk, Lk, Dv): float16 or bfloat16 on compute capability 9.0,
     these, float32 or float64 on the CPU; D and Dv from 1 to 256, Hq a multiple of Hk, any strides.
@@ -154,11 +156,22 @@ def attention(
         differentiable as well.
     deterministic: True asks for gradients that are the same bit for bit at every run, as
         torch.use_deterministic_algorithms(True) does; the output always is.
-    mask, bias, key_lengths, softcap, alibi_slopes, sinks, dropout_p: NotImplementedError unless left at their defaults.
+    mask: bool, True = visible; bias: float32 or the query's dtype, added to the scores, differentiable. Both of any
+        shape that broadcasts to (B, Hq, Lq, Lk) and any strides: they are read where they are.
+    key_lengths: (B), int32 or int64: keys from this one on are hidden.
+    softcap: scores become softcap * tanh(scores / softcap) before anything is added; 0 for none.
+    alibi_slopes: (Hq) or (B, Hq), float32 or the query's dtype: slope * |i + Lk - Lq - j| is subtracted.
+    sinks: (Hq), float32 or the query's dtype, differentiable: one more score of every row, which takes weight and has
+        no value, and counts in the logsumexp.
+    dropout_p: from 0 to 1, the share of the normalised weights that is dropped; the others are scaled by 1 / (1 - p).
+        The state is drawn from torch's generator of the device, once a call. The logsumexp does not know of it.
+
+    A key is visible where causal, window, mask and key_lengths all admit it.
 
     Returns the output (B, Hq, Lq, Dv) in the dtype and layout of the query; a row without a visible key is 0 with
-    logsumexp -inf. Differentiable once. Under autocast the inputs are cast as for torch's attention. Raises TypeError,
-    ValueError, RuntimeError or NotImplementedError naming the argument, its value and what is allowed.
+    logsumexp -inf (with a sink: the sink). Differentiable once. Under autocast the inputs are cast as for torch's
+    attention. Raises TypeError, ValueError, RuntimeError or NotImplementedError naming the argument, its value and what
+    is allowed.
 
     Source of the formula: Vaswani et al., Attention Is All You Need, section 3.2.1.
     """
@@ -189,6 +202,35 @@ def attention(
 def _run(operands: call.Operands, deterministic: bool = False) -> tuple[Tensor, Tensor]:
     query, key, value = operands.query, operands.key, operands.value
     settings = (operands.scale, operands.corner, operands.window_left, operands.window_right)
+    if operands.modifiers is not None:
+        return _run_modified(query, key, value, settings, operands.modifiers, deterministic)
     if _is_differentiated(query, key, value):
         return Attention.apply(query, key, value, *settings, deterministic)
     return ops.run_forward(query, key, value, *settings)
+
+
+def _run_modified(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    settings: tuple[float, int, int, int],
+    modifiers: call.Modifiers,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
+    mask, bias, key_lengths, alibi_slopes, sinks, dropout_p, softcap = modifiers
+    drops_all, state = dropout_p == 1.0, None
+    if drops_all:
+        dropout_p = 0.0
+    elif dropout_p > 0.0:
+        # Seed and offset from the generator of the device: fresh for each call, the same after torch.manual_seed, and
+        # part of a CUDA graph that is captured.
+        state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=query.device)
+    tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
+    if _is_differentiated(query, key, value, bias, sinks):
+        result = ModifiedAttention.apply(query, key, value, *settings, *tensors, dropout_p, softcap, deterministic)
+    else:
+        result = modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
+    output, logsumexp = result
+    if drops_all:
+        output = output.masked_fill(output.new_ones((), dtype=torch.bool), 0.0)
+    return output, logsumexp

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .vmap import batch_over
+from .vmap import batch_over, batch_over_modified
 
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
 OLDEST_TORCH = (2, 11)
@@ -59,6 +59,13 @@ def _load() -> None:
 _load()
 forward = torch.ops.kittens_torch.forward.default
 checked_forward = torch.ops.kittens_torch.checked_forward.default
+# With what modifies scores beyond a scale and a key interval, after the settings of `forward`: mask (bool) and bias
+# (float32 or the query's dtype; float64 with float64), both of 4 dims, each 1 or that of (batch, heads, Lq, Lk);
+# key_lengths (batch), int32; alibi_slopes (heads) or (batch, heads) and sinks (heads), float32 (float64 with float64);
+# dropout_state (2), int64: seed and offset; dropout_p in [0, 1); softcap, 0 for none.
+forward_modified = torch.ops.kittens_torch.forward_modified.default
+checked_forward_modified = torch.ops.kittens_torch.checked_forward_modified.default
+classify_mask = torch.ops.kittens_torch.classify_mask.default
 
 
 def _is_known(condition: Any) -> bool:
@@ -102,10 +109,26 @@ def _fake_outputs(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> 
     return empty_in_layout_of(query, (*query.shape[:3], value.shape[3]), 3), logsumexp
 
 
-for _name in ("forward", "checked_forward"):
+for _name in ("forward", "checked_forward", "forward_modified", "checked_forward_modified"):
     torch.library.register_fake(f"kittens_torch::{_name}", _fake_outputs)
 batch_over(forward)
 batch_over(checked_forward)
+batch_over_modified(forward_modified)
+batch_over_modified(checked_forward_modified)
+
+
+def _fake_classes(mask: Tensor, query: Tensor, key: Tensor, *interval: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def of_mask(dim: int) -> Any:
+        return 1 if _is_known(mask.stride(dim) == 0) else mask.shape[dim]
+
+    planes, rows, keys = of_mask(0) * of_mask(1), of_mask(2), key.shape[2]
+    strips = planes * ((rows + 63) // 64)
+    tiles = mask.new_empty(strips * ((keys + 63) // 64), dtype=torch.uint8)
+    ranges = mask.new_empty(strips * 2, dtype=torch.int32)
+    return tiles, ranges, mask.new_empty(0 if _is_known(rows == 1) else planes * keys, dtype=torch.uint8)
+
+
+torch.library.register_fake("kittens_torch::classify_mask", _fake_classes)
 
 _checked: tuple[int, int] | None = None
 

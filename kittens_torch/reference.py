@@ -51,13 +51,16 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    kept: Tensor | None = None,
+    dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of (B, Hq, Lq, D) queries over (B, Hk, Lk, D) keys and (B, Hk, Lk, Dv) values, Hq a multiple of Hk.
 
     logits = c tanh(scale q.k / c) + bias - slope |i + Lk - Lq - j|, with c = softcap and no tanh when c is 0. A key is
     visible when causal, window, mask (True = visible) and key_lengths (B) all admit it. `sinks` (Hq) is one more logit
-    of every row: it takes weight, counts in the logsumexp and has no value. alibi_slopes is (Hq) or (B, Hq).
+    of every row: it takes weight, counts in the logsumexp and has no value. alibi_slopes is (Hq) or (B, Hq). Of the
+    normalised weights, dropout leaves those where the bool `kept` (B, Hq, Lq, Lk) holds, scaled by 1 / (1 - dropout_p).
     Returns the output (B, Hq, Lq, Dv) and the natural-log logsumexp (B, Hq, Lq), both computed in and of the dtype of
     the query. A row without a logit has output 0 and logsumexp -inf. Differentiable (also twice).
     """
@@ -101,6 +104,9 @@ def attention(
     maximum = maximum.masked_fill(empty, 0.0)
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True).masked_fill(empty, 1.0)
-    output = (weights / total)[..., :length_k] @ value
+    weights = (weights / total)[..., :length_k]
+    if kept is not None:
+        weights = weights * kept / (1.0 - dropout_p)
+    output = weights @ value
     logsumexp = (maximum + torch.log(total)).masked_fill(empty, float("-inf"))
     return output, logsumexp.squeeze(-1)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CORNERS, inputs, leaves, normal
+from helpers import CORNERS, dtype_of, inputs, leaves, normal
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kittens_torch
-from kittens_torch import backward, dispatch, ops
+from kittens_torch import attention, backward, dispatch, ops
 from kittens_torch import scaled_dot_product_attention as drop_in
 
 pytestmark = pytest.mark.usefixtures("only_ours")
@@ -218,15 +218,58 @@ def test_no_grad_graph_holds_one_op() -> None:
 
 def test_fallback_compiles() -> None:
     before = kittens_torch.set_fallback("warn")
-    query, key, value = inputs("cpu", torch.float32, length_q=5, length_k=7, head_dim=8)
+    query, key, value = inputs("cpu", torch.float32, length_q=5, length_k=7, head_dim=300)
     mask = torch.ones(5, 7, dtype=torch.bool).tril(3)
     try:
         compiled = torch.compile(lambda q, k, v, m: drop_in(q, k, v, m), fullgraph=True, backend="aot_eager")
-        with pytest.warns(kittens_torch.FallbackWarning, match="attn_mask"):
+        with pytest.warns(kittens_torch.FallbackWarning, match="300"):
             output = compiled(query, key, value, mask)
     finally:
         kittens_torch.set_fallback(before)
     assert torch.allclose(output, torch.nn.functional.scaled_dot_product_attention(query, key, value, mask))
+
+
+@devices
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_modified_scores_compile(device: str, dynamic: bool) -> None:
+    """Masks, biases, sinks and dropout in one graph, whatever the lengths."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor, sinks: Tensor) -> Tensor:
+        masked = drop_in(q, k, v, mask)
+        modified = attention(q, k, v, mask=mask, bias=bias, sinks=sinks, softcap=5.0, causal="lower_right")
+        assert isinstance(modified, Tensor)
+        return masked + modified
+
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output = attention(q, k, v, dropout_p=0.5)
+        assert isinstance(output, Tensor)
+        return output
+
+    compiled = torch.compile(forward, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for length in (5, 70):
+        query, key, value = inputs(device, dtype_of(device), heads=2, length_q=length, length_k=90, head_dim=16)
+        mask, bias = torch.rand(1, 2, length, 90, device=device) > 0.3, torch.randn(length, 90, device=device)
+        sinks = torch.randn(2, device=device)
+        output = compiled(query, key, value, mask, bias, sinks)
+        expected = forward(query, key, value, mask, bias, sinks)
+        assert torch.allclose(output.float(), expected.float(), atol=2e-2 if device == "cuda" else 1e-5)
+        random = torch.compile(dropped, fullgraph=True, backend="aot_eager")(query, key, value)
+        zeros = attention(query, key, value * 0 + 1, dropout_p=0.5)
+        assert random.shape == query.shape and isinstance(zeros, Tensor) and zeros.std() > 0
+
+
+@devices
+def test_modified_op_is_well_described(device: str) -> None:
+    query, key, value = inputs(device, dtype_of(device), batch=2, heads=2, length_q=20, length_k=30, head_dim=16)
+    mask, bias = torch.rand(2, 1, 20, 30, device=device) > 0.3, torch.randn(1, 2, 20, 30, device=device)
+    lengths, slopes = torch.tensor([3, 30], dtype=torch.int32, device=device), torch.rand(2, device=device)
+    state = torch.tensor([1, 2], device=device)
+    settings = (0.3, 2, -1, -1)
+    for tensors, p, cap in (
+        ((mask, bias, lengths, slopes, slopes, state), 0.25, 3.0),
+        ((None, None, None, None, None, None), 0.0, 0.0),
+    ):
+        torch.library.opcheck(ops.forward_modified, (query, key, value, *settings, *tensors, p, cap))
 
 
 def test_autocast_compiles() -> None:

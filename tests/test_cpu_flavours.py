@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def instance(flavour: str, operator: str = "forward") -> Path:
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not found")
 @pytest.mark.parametrize("flavour", NEWER)
-@pytest.mark.parametrize("operator", ["forward", "backward"])
+@pytest.mark.parametrize("operator", ["forward", "modified_forward", "backward"])
 def test_code_of_a_newer_instruction_set_cannot_replace_other_code(flavour: str, operator: str) -> None:
     """The linker keeps one copy of a weak function: all of them must carry the name of their machine."""
     told = subprocess.run(["nm", str(instance(flavour, operator))], capture_output=True, text=True, check=True).stdout
@@ -55,7 +56,8 @@ def flavours(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     runtime = [OBJECTS / f"kittens/cpu/{name}.cpp.o" for name in ("machine", "checker", "checker_barriers", "features")]
     target = tmp_path_factory.mktemp("flavours") / "flavours.so"
     sources = [Path(__file__).resolve().parent / f"flavours/{operator}.cpp" for operator in ("forward", "backward")]
-    objects = [instance(flavour, operator) for flavour in FLAVOURS for operator in ("forward", "backward")]
+    operators = ("forward", "modified_forward", "backward")
+    objects = [instance(flavour, operator) for flavour in FLAVOURS for operator in operators]
     command = [*CXX, "-std=c++20", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}"]
     command += [str(path) for path in (*sources, *objects, *runtime)]
     subprocess.run([*command, "-o", str(target), "-lpthread"], check=True)
@@ -68,8 +70,9 @@ def flavours(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize(("configuration", "head_dim"), [(0, 64), (1, 128), (1, 72), (2, 256)])
+@pytest.mark.parametrize("modified", [False, True])
 def test_every_instruction_set_is_right(
-    flavours: ctypes.CDLL, flavour: str, dtype: torch.dtype, configuration: int, head_dim: int
+    flavours: ctypes.CDLL, flavour: str, dtype: torch.dtype, configuration: int, head_dim: int, modified: bool
 ) -> None:
     number = FLAVOURS.index(flavour)
     if not flavours.flavour_runs(number):
@@ -82,13 +85,16 @@ def test_every_instruction_set_is_right(
     real = torch.float64 if dtype == torch.float64 else torch.float32
     logsumexp = torch.full((1, heads, length_q), float("nan"), dtype=real)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (query, key, value, output, logsumexp)]
+    mask = torch.rand(length_q, length_k) > 0.3
+    pointers.append(ctypes.c_void_p(mask.data_ptr() if modified else None))
     shape = (configuration, heads, length_q, length_k, head_dim)
     error = flavours.flavour_forward(number, DTYPES.index(dtype), *shape, *pointers)
     assert error is None, error.decode()
-    exact, exact_logsumexp = reference.attention(
-        *(x.double() for x in (query, key, value)), causal="lower_right", scale=0.125
-    )
-    same_formula, _ = reference.attention(query, key, value, causal="lower_right", scale=0.125)
+    keywords: dict[str, Any] = {"causal": "lower_right", "scale": 0.125}
+    if modified:
+        keywords |= {"mask": mask, "softcap": 2.0}
+    exact, exact_logsumexp = reference.attention(*(x.double() for x in (query, key, value)), **keywords)
+    same_formula, _ = reference.attention(query, key, value, **keywords)
     assert_accurate("output", output, exact, same_formula, 2)
     assert_logsumexp(logsumexp, exact_logsumexp, dtype)
 

@@ -105,7 +105,7 @@ def test_nothing_is_computed_or_warned(monkeypatch: pytest.MonkeyPatch, recwarn:
         plan = explain(query, key, value, dropout_p=0.5)
     finally:
         kittens_torch.set_fallback(before)
-    assert plan.machine == "torch" and "dropout_p" in plan.reason and plan.kernel is None
+    assert plan.machine == "torch" and "not measured" in plan.reason and plan.kernel is None
     assert not recwarn.list
     assert str(plan) == f"scaled_dot_product_attention on torch: {plan.reason}"
 
@@ -116,6 +116,21 @@ def test_plan_that_prefers_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = explain(*tensors)
     assert plan.machine == "torch" and "faster" in plan.reason
     assert explain(*tensors, function=attention).machine == "cpu"
+
+
+def test_modified_scores() -> None:
+    """attention runs its own kernel, whose rows are those of the plan."""
+    query, key, value = inputs("cpu", torch.float32, length_q=5, head_dim=8)
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    for keywords in ({"mask": mask}, {"softcap": 3.0}, {"dropout_p": 0.5}, {"key_lengths": torch.tensor([3])}):
+        plan = explain(query, key, value, function=attention, **keywords)
+        assert plan.machine == "cpu"
+        if dispatch.has_plan():
+            assert plan.kernel == "modified_forward_cpu" and plan.configuration == 0
+    with kittens_torch.checked_machine():
+        plan = explain(query, key, value, function=attention, mask=mask)
+    if dispatch.has_plan():
+        assert plan.machine == "checked" and plan.kernel == "modified_forward_sm90" and plan.tile == (128, 128)
 
 
 def test_meta_tensors() -> None:

@@ -37,10 +37,8 @@ def _tensors(**sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 CALLS: list[tuple[str, tuple[Tensor, ...], dict[str, Any], str]] = [
-    ("bool mask", _tensors(), {"attn_mask": MASK}, "attn_mask"),
-    ("float mask", _tensors(), {"attn_mask": torch.randn(2, 1, 5, 7)}, "attn_mask"),
-    ("mask of one row", _tensors(), {"attn_mask": torch.randn(1, 7)}, "attn_mask"),
     ("head dim 300", _tensors(head_dim=300), {}, "300"),
+    ("head dim 300 with a mask", _tensors(head_dim=300), {"attn_mask": MASK}, "300"),
     ("value head dim 300", _tensors(value_dim=300), {}, "300"),
     ("head dim 0", _tensors(head_dim=0, value_dim=8), {}, "head dims (0, 8)"),
     ("value head dim 0", _tensors(value_dim=0), {"is_causal": True}, "head dims (8, 0)"),
@@ -82,21 +80,45 @@ def test_error_and_silent(tensors: tuple[Tensor, ...], keywords: dict[str, Any],
 
 
 def test_one_warning_per_reason() -> None:
-    tensors = _tensors()
     with pytest.warns(FallbackWarning) as caught:
         for _ in range(3):
-            ours(*tensors, MASK)
-            ours(*tensors, dropout_p=0.5)
+            ours(*_tensors(head_dim=300))
+            ours(*_tensors(head_dim=301), MASK)
     assert len(caught) == 2
     kittens_torch.set_fallback("warn")  # starts anew
     with pytest.warns(FallbackWarning):
-        ours(*tensors, MASK)
+        ours(*_tensors(head_dim=300))
 
 
 def test_unknown_mode() -> None:
     with pytest.raises(ValueError, match=r"'quiet'.*'warn', 'error', 'silent'"):
         kittens_torch.set_fallback("quiet")
     assert kittens_torch.set_fallback("warn") == "warn"
+
+
+@needs_plan
+@pytest.mark.parametrize("mask", [MASK, torch.randn(2, 1, 5, 7), torch.randn(1, 7), None], ids=list("bfrn"))
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_masks_and_dropout_on_the_cpu_are_torchs(mask: Tensor | None, dropout_p: float) -> None:
+    """Without a warning: the call is covered, and was not measured against torch's kernel."""
+    tensors = _tensors(length_q=5, batch=2)
+    kittens_torch.set_fallback("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(2)
+        output = ours(*tensors, mask, dropout_p)
+    torch.manual_seed(2)
+    assert torch.equal(output, F.scaled_dot_product_attention(*tensors, mask, dropout_p))
+
+
+def test_masks_that_torch_gets_wrong_are_ours() -> None:
+    """A scale of zero or below is not what torch's CPU kernel was written for."""
+    tensors = _tensors()
+    for scale in (0.0, -0.5):
+        output = ours(*tensors, MASK, scale=scale)
+        exact = F.scaled_dot_product_attention(*(t.double() for t in tensors), MASK, scale=scale)
+        assert torch.allclose(output.double(), exact, atol=1e-5)
+        assert kittens_torch.explain(*tensors, MASK, scale=scale).machine == "cpu"
 
 
 def test_dropout_is_torchs() -> None:

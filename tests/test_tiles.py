@@ -306,6 +306,66 @@ def test_map_columns(machine: Machine, family: str, element: str, sizes: tuple[i
     assert_equal("map_columns", out, source * vectors[:, None] + 1)
 
 
+@on_every_machine("hide")
+def test_hiding(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    """keep_where, map_pairs, tanh, any_of and add_from."""
+    real, columns = DTYPES[element], sizes[0]
+    source = torch.randn(64, columns, dtype=real)
+    source[1] = torch.logspace(-6, 2, columns, dtype=real)
+    source[2, :4] = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0])
+    source[:, 0] = torch.arange(64)
+    visible = torch.rand(64, columns) > 0.4
+    visible[3], visible[4] = False, True
+    bits = visible.view(64, columns // 32, 32).long() << torch.arange(32)
+    words = (bits.sum(-1) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
+    added = torch.randn(32, columns, 2, dtype=real)
+    added[..., 1] = POISON
+    for wanted, found, count in ((47, 1.0, columns), (48, 0.0, 37)):
+        out = poisoned(5, 64, columns, device=machine.device, dtype=real)
+        given = [tensor.to(machine.device) for tensor in (source, words, out, added)]
+        machine.run(name(family, element, sizes), given, [wanted, count])
+        out = given[2]
+        assert_equal("keep_where", out[0], source.masked_fill(~visible, float("-inf")))
+        rows, evens = torch.arange(64, dtype=real)[:, None] * 1000, torch.arange(0, columns, 2, dtype=real)
+        assert_equal("map_pairs, x", out[1][:, ::2], source[:, ::2] + source[:, 1::2])
+        assert_equal("map_pairs, y", out[1][:, 1::2], (rows + evens).expand(64, -1))
+        exact = torch.tanh(source.double())
+        error = 1e-6 if real == torch.float32 else 1e-15
+        torch.testing.assert_close(out[2].cpu().double(), exact, rtol=error, atol=0, equal_nan=True)
+        assert_equal("any_of", out[3], torch.full((64, columns), found, dtype=real))
+        terms = 2 * added[..., 0].repeat_interleave(2, 0)
+        terms[:, count:] = 0
+        assert_equal("add_from", out[4], source + terms)
+
+
+@on_every_machine("keep_drawn")
+def test_keep_drawn(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    columns, real = sizes[0], REAL[element]
+    source = integers(64, columns, dtype=real) + 10  # nothing is zero
+    numbers = torch.randint(0, 256, (64, columns), dtype=torch.int32)
+    out = poisoned(1, 1, 64, columns, device=machine.device, dtype=DTYPES[element])
+    machine.run(name(family, element, sizes), [source.to(machine.device), numbers.to(machine.device), out])
+    row, column = torch.arange(64)[:, None], torch.arange(columns)
+    decides = numbers[row // 16 * 16 + row % 8, column // 32 * 32 + column % 8]
+    kept = decides >> (row // 8 % 2 * 4 + column // 8 % 4) & 1
+    assert_equal("keep_drawn", out[0, 0], (source * kept).to(DTYPES[element]))
+
+
+@on_every_machine("zero_rows")
+def test_zero_rows(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    dtype = DTYPES[element]
+    source = (integers(1, 1, 128, *sizes) + 10).to(dtype)
+    source[0, 0, ::3] = float("nan")
+    source[0, 0, 0, :6] = torch.tensor([1e-7, -1e-5, float("inf"), -float("inf"), float("nan"), -0.0]).to(dtype)
+    flags = torch.zeros(128, dtype=torch.int32)
+    flags[::3], flags[70] = 1, 5
+    read, widened = (poisoned(n, w, device=machine.device, dtype=REAL[element]) for n, w in ((128, sizes[0]), (64, 8)))
+    machine.run(name(family, element, sizes), [source.to(machine.device), flags.to(machine.device), read, widened])
+    expected = source[0, 0].to(REAL[element])
+    assert_equal("widen", widened, expected.flatten()[:64, None].expand(64, 8))
+    assert_equal("zero_rows", read, expected.masked_fill(flags.bool()[:, None], 0.0))
+
+
 @on_every_machine("exp2_into")
 def test_exp2_into(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
     real, dtype, scale = REAL[element], DTYPES[element], 0.37

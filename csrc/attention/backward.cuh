@@ -7,7 +7,9 @@
 //   backward_keys_kernel, backward_roles_kernel   dK and dV: a CTA owns keys and walks the queries that see them
 //   backward_query_kernel                         dQ: a CTA owns queries and walks the keys they see
 //   backward_finish (backward_rows.cuh)           or dQ that backward_keys_kernel has summed on its way, from its sums
+//   backward_bias_kernel                          dbias, in the modified class (modifiers.h): a CTA owns a tile of it
 #pragma once
+#include "backward_bias.cuh"
 #include "backward_keys.cuh"
 #include "backward_query.cuh"
 #include "backward_roles.cuh"

@@ -35,7 +35,15 @@ inline constexpr backward_row backward_rows_sm90[] = {
     {256, 256, true, 64, 2, 1, 700, 64, 2, 1},
 };
 
+// The modified class (modifiers.h). Its elementwise work wants registers and steps of 64 queries; dQ is made by its owner, always.
+inline constexpr backward_row backward_rows_sm90_modified[] = {
+    {64, 64, false, 64, 2, 2, 0, 64, 3, 2},
+    {128, 128, true, 64, 2, 2, 0, 64, 3, 2},
+    {256, 256, true, 64, 2, 1, 0, 32, 2, 2},
+};
+
 // The cpu machine: no limit of registers, so that both warpgroups share the tiles of Q and dO; dQ is summed by its owner, always.
+// The same rows serve the modified class.
 inline constexpr backward_row backward_rows_cpu[] = {
     {64, 64, false, 128, 1, 1, 0, 128, 2, 1},
     {128, 128, false, 64, 1, 1, 0, 64, 2, 1},
@@ -43,6 +51,7 @@ inline constexpr backward_row backward_rows_cpu[] = {
 };
 
 inline constexpr int backward_count_sm90 = sizeof(backward_rows_sm90) / sizeof(backward_row);
+inline constexpr int backward_count_sm90_modified = sizeof(backward_rows_sm90_modified) / sizeof(backward_row);
 inline constexpr int backward_count_cpu = sizeof(backward_rows_cpu) / sizeof(backward_row);
 
 // Shared memory of a row's tiles, of the kernel that owns keys and of the one that owns queries.
@@ -53,6 +62,12 @@ constexpr int backward_key_bytes(const backward_row& r, int element_bytes, bool 
 constexpr int backward_query_bytes(const backward_row& r, int element_bytes) {
   return element_bytes *
          ((r.head_dim + r.value_dim) * r.block_m + r.block_n * (r.key_stages * r.head_dim + r.value_stages * r.value_dim));
+}
+
+// Stages, and shared memory, of the kernel that owns the bias's gradient.
+constexpr int backward_bias_stages(const backward_row& r) { return r.head_dim <= 128 ? 2 : 1; }
+constexpr int backward_bias_bytes(const backward_row& r, int element_bytes) {
+  return element_bytes * (r.head_dim + r.value_dim) * (r.block_m + r.block_n) * backward_bias_stages(r);
 }
 
 }  // namespace kittens_torch

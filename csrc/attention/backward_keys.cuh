@@ -9,7 +9,7 @@
 //
 // Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barrier `meet`: both have stored dS.
 #pragma once
-#include "backward_shapes.cuh"
+#include "backward_modifiers.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
@@ -112,26 +112,38 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      auto step = [&](sums_of_query& sums, int i, auto masked) {
+      auto step = [&](sums_of_query& sums, [[maybe_unused]] int head, int i, auto masked) {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
-        const backward_visible<C> visible(p.mask, w.key + mine, i * C::block_q);
+        const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         gradient.follow(query);
         const auto& q = query.wait();
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
+        if constexpr (C::modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
+          mma_wait<0>();
+          mma_done(scores);
+          load_columns(logsumexp2, s.logsumexp2[query.last()]);
+          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key + mine);
+          register_tile<T, C::block_q> slope;
+          tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
+          tile.differentiate_cap(scores, slope);
+        }
         const auto& g = gradient.wait();
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, mine), g, 0);
         mma_commit();
-        mma_wait<1>();
-        mma_done(scores);
-        load_columns(logsumexp2, s.logsumexp2[query.last()]);
-        exp2_columns(scores, logsumexp2, p.scale_log2);
-        if constexpr (masked) zero_unless(scores, visible);
+        if constexpr (!C::modified) {
+          mma_wait<1>();
+          mma_done(scores);
+          load_columns(logsumexp2, s.logsumexp2[query.last()]);
+          exp2_columns(scores, logsumexp2, p.scale_log2);
+          if constexpr (masked) zero_unless(scores, visible);
+        }
         auto add_values = [&] {
-          convert(weights, scores);
+          if constexpr (!C::modified) convert(weights, scores);
           mma_begin(value_gradient, weights);
           mma_AB(value_gradient, weights, g, 1);
           mma_commit();
@@ -144,7 +156,10 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         }
         mma_done(score_gradient);
         load_columns(delta, s.delta[gradient.last()]);
-        map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
+        if constexpr (C::modified)
+          map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+        else
+          map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);
         if constexpr (SumsQuery) {
           auto& ds = s.score_gradients.tile.tile[turn];
@@ -180,10 +195,13 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       const backward_key_blocks<C> blocks(p, w);
       for (int n = 0; n < p.group; n++) {
         int i = blocks.first;
-        sums_of_query sums(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + w.head * p.group + n) * p.steps + i - 1) * 2 + wg) * C::query_sum_tile);
-        for (; i < blocks.plain_first; i++) step(sums, i, std::true_type{});
-        for (; i < blocks.plain_end; i++) step(sums, i, std::false_type{});
-        for (; i < blocks.end; i++) step(sums, i, std::true_type{});
+        const int head = w.head * p.group + n;
+        sums_of_query sums(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i - 1) * 2 + wg) * C::query_sum_tile);
+        if constexpr (C::modified)
+          for (; i < blocks.end; i++) step(sums, head, i, std::true_type{});
+        for (; i < blocks.plain_first; i++) step(sums, head, i, std::true_type{});
+        for (; i < blocks.plain_end; i++) step(sums, head, i, std::false_type{});
+        for (; i < blocks.end; i++) step(sums, head, i, std::true_type{});
       }
 
       if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V

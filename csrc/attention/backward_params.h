@@ -1,5 +1,6 @@
 // What the host hands to the backward's launcher. Plain structs, shared by host and device; no torch.
 #pragma once
+#include "modifiers.h"
 #include "params.h"
 
 namespace kittens_torch {
@@ -17,6 +18,9 @@ struct backward_arguments {
   double scale;              // > 0
   interval_mask mask;
   kittens::tile_counter *key_counter, *query_counter;  // cleared; hand out tiles, or null: every CTA walks with stride of its grid
+  score_modifiers modifiers = {};                      // of the modified class alone
+  kittens::tensor_view grad_bias = {};                 // the bias's own sizes, 1 where it is broadcast; data null where it is not asked for
+  int bias_grid = 0;
 };
 
 // Launches the kernels of one (element type, configuration), or returns an error text. Null if it went well.

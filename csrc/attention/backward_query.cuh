@@ -6,9 +6,9 @@
 // A step issues "dQ += dS K" of the last block and both scores of the next one as one group of products.
 //
 // Barriers: full/empty mbarriers per stage of the Q, dO, K and V rings; the mailbox; named barriers `turn + w` pass the turn at the tensor cores to
-// consumer w.
+// consumer w; `both`, in the modified class: of the two consumers.
 #pragma once
-#include "backward_shapes.cuh"
+#include "backward_modifiers.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
@@ -62,6 +62,7 @@ template <class C> struct backward_query_kernel {
     cta.template take_registers<C::consumer_registers>();
     const int wg = cta.warpgroup - 1;
     const named_barrier my_turn{first_free_barrier + wg, 2}, next_turn{first_free_barrier + (wg + 1) % consumers, 2};
+    constexpr named_barrier both{first_free_barrier + consumers, consumers};
     consumer query(s.query, s.query_flags);
     consumer gradient(s.gradient, s.gradient_flags);
     consumer key(s.key, s.key_flags);
@@ -83,14 +84,32 @@ template <class C> struct backward_query_kernel {
       auto& g = gradient.wait();
 
       auto make_gradients = [&](int j) {
-        exp2_rows(scores, logsumexp2, p.scale_log2);
-        map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
-        const int column = j * C::block_n;
-        if (column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63)) {
-          const backward_visible<C> visible(p.mask, column, row);
-          zero_unless(score_gradient, [&](int r, int c) { return visible(c, r); });
+        if constexpr (C::modified) {
+          const backward_scores<T, false> tile(p, w.batch, w.head, row, j * C::block_n);
+          slope_in_weights slope;
+          tile.weigh(scores, slope, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
+          map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+          convert(rounded_gradient, score_gradient);
+          // Hidden keys have score gradients of 0, and 0 times a NaN would be NaN. A row that sees a NaN has one without it.
+          if (p.hides_keys) {
+            auto& k = key.current();
+            if (any_not_finite(k)) {
+              constexpr int half = C::block_n / consumers;
+              both.sync();
+              zero_not_finite<half>(rows_of(k, wg * half));
+              publish(both);
+            }
+          }
+        } else {
+          exp2_rows(scores, logsumexp2, p.scale_log2);
+          map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
+          const int column = j * C::block_n;
+          if (column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63)) {
+            const backward_visible visible(p.mask, column, row);
+            zero_unless(score_gradient, [&](int r, int c) { return visible(c, r); });
+          }
+          convert(rounded_gradient, score_gradient);
         }
-        convert(rounded_gradient, score_gradient);
       };
 
       const int first = uniform(w.first), end = uniform(w.end);

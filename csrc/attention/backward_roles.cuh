@@ -61,9 +61,10 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
   template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, int part, Step step) {
     const backward_key_blocks<C> blocks(p, w);
     for (int n = 0; n < p.group; n++) {
-      const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + w.head * p.group + n) * p.steps + blocks.first - 1;
+      const int head = w.head * p.group + n;
+      const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + blocks.first - 1;
       kittens::tile_sums<real, false> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
-      for (int i = blocks.first; i < blocks.end; i++) step(sums, i, i < blocks.plain_first || i >= blocks.plain_end);
+      for (int i = blocks.first; i < blocks.end; i++) step(sums, head, i, i < blocks.plain_first || i >= blocks.plain_end);
     }
   }
 
@@ -88,7 +89,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(value_gradient, real(0));
-      walk(p, w, 0, [&](tile_sums<real, false>& sums, int i, bool masked) {
+      walk(p, w, 0, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
         gradient.follow(query);
         auto& q = query.wait();
         mma_begin(scores);
@@ -97,12 +98,24 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_wait<0>();
         mma_done(scores);
-        exp2_columns(scores, logsumexp2, p.scale_log2);
-        query.release();
-        if (masked) zero_unless(scores, backward_visible<C>(p.mask, w.key, i * C::block_q));
-        convert(weights, scores);
-        named_barrier{weights_read + buffer, consumers}.sync();
-        store(rows_of(s.weights[buffer], 0), weights);
+        if constexpr (C::modified) {
+          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key);
+          register_tile<T, C::block_q> slope;
+          tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+          query.release();
+          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
+          tile.differentiate_cap(scores, slope);
+          convert(slope, scores);  // the signed weights: what the other makes score gradients of
+          named_barrier{weights_read + buffer, consumers}.sync();
+          store(rows_of(s.weights[buffer], 0), slope);
+        } else {
+          exp2_columns(scores, logsumexp2, p.scale_log2);
+          query.release();
+          if (masked) zero_unless(scores, backward_visible(p.mask, w.key, i * C::block_q));
+          convert(weights, scores);
+          named_barrier{weights_read + buffer, consumers}.sync();
+          store(rows_of(s.weights[buffer], 0), weights);
+        }
         named_barrier{weights_stored + buffer, consumers}.arrive();
 
         auto& g = gradient.wait();
@@ -165,7 +178,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(key_gradient, real(0));
-      walk(p, w, 1, [&](tile_sums<real, false>& sums, int i, bool masked) {
+      walk(p, w, 1, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
         gradient.follow(query);
         auto& g = gradient.wait();
         mma_begin(score_gradient);
@@ -177,7 +190,9 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         named_barrier{weights_stored + buffer, consumers}.sync();
         load(weights, rows_of(s.weights[buffer], 0));
         named_barrier{weights_read + buffer, consumers}.arrive();
-        if (masked)
+        if constexpr (C::modified)
+          map_columns(score_gradient, weights, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+        else if (masked)
           map_columns(score_gradient, weights, delta, backward_score_gradient<real, true>{});
         else
           map_columns(score_gradient, weights, delta, backward_score_gradient<real, false>{});

@@ -5,6 +5,7 @@
 #include "../kittens/kittens.h"
 #include "backward_config.h"
 #include "backward_params.h"
+#include "modifiers.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
@@ -15,14 +16,16 @@ inline constexpr bool registers_are_scarce = true;
 inline constexpr bool registers_are_scarce = false;
 #endif
 
-template <class T, const auto& Rows, int Row> struct backward_config {
+template <class T, const auto& Rows, int Row, bool Modified = false> struct backward_config {
   using element = T;
   using real = kittens::accumulator<T>;
   static constexpr backward_row row = Rows[Row];
   static constexpr int head_dim = row.head_dim, value_dim = row.value_dim;
   static constexpr int block_q = row.block_q, block_k = row.block_k(), stages = row.stages, tile_stages = row.tile_stages;
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
-  static constexpr int producer_registers = 24, consumer_registers = 240;
+  static constexpr bool modified = Modified;
+  static constexpr int bias_stages = backward_bias_stages(row);
+  static constexpr int producer_registers = modified ? 32 : 24, consumer_registers = 240;
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
   static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;
@@ -72,8 +75,15 @@ template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens
   cta.await_earlier_launches();
 }
 
+// What the modified class adds to it.
+template <class C, bool modified = C::modified> struct backward_modification {};
+template <class C> struct backward_modification<C, true> {
+  score_rules<typename C::element> rules;
+  bool hides_keys;  // so that no product may meet what lies there
+};
+
 // What every kernel of a pass knows of the problem.
-template <class C> struct backward_problem {
+template <class C> struct backward_problem : backward_modification<C> {
   using real = typename C::real;
   const real *logsumexp2, *delta;
   interval_mask mask;
@@ -90,6 +100,11 @@ template <class C> struct backward_problem {
     const int left = tiles / tiles_per_head - group_of_heads * heads_in_l2, count = left < heads_in_l2 ? left : heads_in_l2;
     tile_of_head = within / count;
     head_of_batch = group_of_heads * heads_in_l2 + within % count;
+  }
+  // The keys of a batch.
+  KITTENS_INLINE int keys_of(int batch) const {
+    if constexpr (C::modified) return this->rules.end_key(batch);
+    return mask.length_k;
   }
 };
 
@@ -129,6 +144,10 @@ template <class C> struct backward_key_work {
     first = first_row > 0 ? first_row / C::block_q : 0;
     end = end_row <= 0 ? 0 : end_row < p.length_q ? (end_row + C::block_q - 1) / C::block_q : p.steps;
     if (end < first) end = first;
+    if (C::modified && (end == first || key >= p.keys_of(batch))) {  // keys that no row sees visit one block, wholly hidden
+      first = 0;
+      end = 1;
+    }
   }
 };
 
@@ -150,7 +169,7 @@ template <class C> struct backward_key_blocks {
 };
 
 // Whether row i sees key j, for a tile of keys x queries that starts at (key, row).
-template <class C> struct backward_visible {
+struct backward_visible {
   int right, left, keys;
 
   KITTENS_INLINE backward_visible(const interval_mask& mask, int key, int row)
@@ -183,6 +202,10 @@ template <class C> struct backward_query_work {
     const int last_row = (row + C::block_m < p.length_q ? row + C::block_m : p.length_q) - 1, last_end = p.mask.end_key(last_row);
     first = p.mask.first_key(row) / C::block_n;
     end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
+    if constexpr (C::modified) {
+      const int keys = p.keys_of(batch), beyond = keys > 0 ? (keys + C::block_n - 1) / C::block_n : 0;
+      end = beyond < end ? beyond : end;
+    }
     if (end <= first) end = first + 1;  // rows without a key visit one block, wholly masked
   }
 };

@@ -35,7 +35,16 @@ inline constexpr forward_row forward_rows_sm90[] = {
     {256, 256, 128, 64, 2, 1, 2, true},
 };
 
+// The modified class, one row for each class of head dims: tiles made of 64 x 64 class tiles, and two consumers, which leave registers for what
+// changes the scores.
+inline constexpr forward_row forward_rows_sm90_modified[] = {
+    {64, 64, 128, 128, 3, 2, 1, true},
+    {128, 128, 128, 128, 2, 2, 1, true},
+    {256, 256, 128, 64, 2, 1, 2, true},
+};
+
 // The cpu machine: tiles sized for a 512 KB second-level cache, one consumer per 64 rows, no turns (a CTA is one thread).
+// Every class has these rows.
 inline constexpr forward_row forward_rows_cpu[] = {
     {64, 64, 128, 128, 1, 1, 0, false},
     {128, 128, 128, 128, 1, 1, 0, false},
@@ -49,6 +58,7 @@ constexpr int forward_tile_bytes(const forward_row& r, int element_bytes) {
 }
 
 inline constexpr int forward_count_sm90 = sizeof(forward_rows_sm90) / sizeof(forward_row);
+inline constexpr int forward_count_sm90_modified = sizeof(forward_rows_sm90_modified) / sizeof(forward_row);
 inline constexpr int forward_count_cpu = sizeof(forward_rows_cpu) / sizeof(forward_row);
 
 }  // namespace kittens_torch

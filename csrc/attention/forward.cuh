@@ -18,26 +18,29 @@
 
 #include "../kittens/kittens.h"
 #include "config.h"
+#include "modifiers.cuh"
 #include "params.h"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
-template <class T, const auto& Rows, int Row, bool Interval> struct forward_config {
+template <class T, const auto& Rows, int Row, mask_class Class> struct forward_config {
   using element = T;
   static constexpr forward_row row = Rows[Row];
   static constexpr int head_dim = row.head_dim, value_dim = row.value_dim, block_m = row.block_m, block_n = row.block_n;
   static constexpr int stages = row.stages, query_stages = row.query_stages, consumers = row.consumers();
-  static constexpr bool output_in_query = row.output_parts == 0, take_turns = row.take_turns, interval = Interval;
+  static constexpr bool output_in_query = row.output_parts == 0, take_turns = row.take_turns;
+  static constexpr bool interval = Class != mask_class::full, modified = Class == mask_class::modified;
   static constexpr int output_parts = output_in_query ? 1 : row.output_parts, output_columns = value_dim / output_parts;
   // A warpgroup skips the blocks behind its own rows; at head_dim 256 with 80 keys that costs more registers than it saves work (causal, 4k keys:
   // 661 against 709 TFLOP/s).
-  static constexpr bool skips = interval && !output_in_query;
-  static constexpr int producer_registers = consumers == 3 ? 32 : 24;
+  static constexpr bool skips = Class == mask_class::interval && !output_in_query;
+  static constexpr int producer_registers = consumers == 3 || modified ? 32 : 24;
   static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "block_m: 64 query rows for each of 1 to 3 consumer warpgroups");
   static_assert(!skips || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
   static_assert(block_n % 16 == 0, "block_n: the second product takes keys 16 at a time");
+  static_assert(!modified || block_n % class_tile == 0, "block_n: blocks of the modified class are made of class tiles");
   static_assert(!output_in_query || value_dim == head_dim, "output_parts: an output that leaves through the query's buffer has its shape");
   static_assert((block_n + value_dim) / 2 + block_n / 4 + 24 <= consumer_registers, "scores, output and weights do not fit the registers");
 };
@@ -50,7 +53,7 @@ template <class C> struct forward_tiles {
   using output_rows = kittens::shared_tile<typename C::element, 64, C::output_columns>;
 };
 
-template <class C> struct forward_params {
+template <class C> struct plain_forward_params {
   using real = kittens::accumulator<typename C::element>;
   kittens::tile_map<typename forward_tiles<C>::query> query;
   kittens::tile_map<typename forward_tiles<C>::key> key;
@@ -63,6 +66,11 @@ template <class C> struct forward_params {
   int heads_in_l2;  // heads whose K and V stay in the second-level cache together
   kittens::tile_counter* counter;
 };
+// A base and no empty member: nvcc lays out [[no_unique_address]] differently for the host and for the GPU.
+template <class C> struct modified_forward_params : plain_forward_params<C> {
+  score_rules<typename C::element> rules;
+};
+template <class C> using forward_params = std::conditional_t<C::modified, modified_forward_params<C>, plain_forward_params<C>>;
 
 // What a tile is: its rows, head and batch, and the key blocks it visits. The producer works it out and sends it to the consumers.
 // Full: row tiles of one head follow each other. Interval: longest rows first, over as many heads as the second-level cache holds.
@@ -88,14 +96,48 @@ template <class C> struct forward_work {
     head = rest - batch * p.heads;
     if constexpr (C::interval) {
       const int last_row = (row + C::block_m < p.length_q ? row + C::block_m : p.length_q) - 1;
-      const int last_end = p.mask.end_key(last_row);
-      first = p.mask.first_key(row) / C::block_n;
+      int last_end = p.mask.end_key(last_row), first_key = p.mask.first_key(row);
+      if constexpr (C::modified) narrow(p, first_key, last_end);
+      first = first_key / C::block_n;
       end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
       if (end <= first) end = first + 1;  // rows without a key visit one block, wholly masked
     } else {
       first = 0;
       end = (p.mask.length_k + C::block_n - 1) / C::block_n;
     }
+  }
+
+  // The block to visit after block j, of those before it: of the modified class the first and the last are visited and the empty ones between
+  // them are not.
+  KITTENS_INLINE int before(const forward_params<C>& p, int j) const {
+    j--;
+    if constexpr (C::modified)
+      if (p.rules.classes.tiles) {
+        KITTENS_NO_UNROLL while (j > first && is_empty(p, j)) j--;
+      }
+    return j;
+  }
+
+ private:
+  KITTENS_INLINE bool is_empty(const forward_params<C>& p, int j) const {
+    bool empty = true;
+    KITTENS_UNROLL for (int part = 0; part < C::block_m; part += class_tile)
+      empty &= row + part >= p.length_q || p.rules.template is_empty<C::block_n>(batch, head, row + part, j * C::block_n);
+    return empty;
+  }
+  // The keys that the key length and the classes of the tile's rows leave.
+  KITTENS_INLINE void narrow(const forward_params<C>& p, int& first_key, int& last_end) {
+    const int end_key = p.rules.end_key(batch);
+    if (last_end > end_key) last_end = end_key;
+    if (!p.rules.classes.tiles) return;
+    int begin = last_end, stop = 0;
+    for (int part = 0; part < C::block_m && row + part < p.length_q; part += class_tile) {
+      const tile_range range = p.rules.classes.ranges[p.rules.classes.row_of_tiles(batch, head, row + part)];
+      if (range.end > 0 && range.first * class_tile < begin) begin = range.first * class_tile;
+      if (range.end * class_tile > stop) stop = range.end * class_tile;
+    }
+    if (begin > first_key) first_key = begin;
+    if (stop < last_end) last_end = stop;
   }
 };
 
@@ -171,7 +213,7 @@ template <class C> struct forward_kernel {
       load_query(*w);
       while (w->end > 0) {
         int j = w->end - 1;
-        KITTENS_NO_UNROLL for (; j > w->first + 1; j--) load_block(*w, j);
+        KITTENS_NO_UNROLL for (; j > w->first + 1; j = w->before(p, j)) load_block(*w, j);
         // A tile number takes a microsecond to come and a query another: both are asked for before this tile's last blocks, and no earlier, so
         // that long tiles keep nobody waiting.
         tile = p.counter ? take_tile(p.counter, cta) : tile + cta.count;
@@ -219,7 +261,16 @@ template <class C> struct forward_kernel {
       const int row = w.row + wg * 64;
       const forward_blocks<C> blocks(p, w, row);
       auto& q = query.current();
-      fill(maximum, -infinity<real>());
+      const auto scale = [&] {  // of the scores, and of the maximum that is taken from them
+        if constexpr (C::modified)
+          return real(1);
+        else
+          return p.scale_log2;
+      };
+      if constexpr (C::modified)
+        fill(maximum, p.rules.sink(w.head));
+      else
+        fill(maximum, -infinity<real>());
       fill(sum, real(0));
 
       auto mask = [&](int j) {
@@ -232,9 +283,9 @@ template <class C> struct forward_kernel {
       auto renew_reference = [&](bool first_block) {
         const row_vector<real> before = maximum;
         row_max(maximum, scores);
-        map(shift, maximum, [&](real m) { return m == -infinity<real>() ? real(0) : m * p.scale_log2; });
-        map(rescale, before, shift, [&](real m, real s) { return kittens::exp2(m * p.scale_log2 - s); });
-        exp2_into(weights, scores, shift, p.scale_log2, block_sum);
+        map(shift, maximum, [&](real m) { return m == -infinity<real>() ? real(0) : m * scale(); });
+        map(rescale, before, shift, [&](real m, real s) { return kittens::exp2(m * scale() - s); });
+        exp2_into(weights, scores, shift, scale(), block_sum);
         map(sum, sum, rescale, [](real a, real f) { return a * f; });
         map(sum, sum, block_sum, [](real a, real b) { return a + b; });
         if (!first_block) map_rows(output, rescale, [](real x, real f) { return x * f; });
@@ -247,12 +298,58 @@ template <class C> struct forward_kernel {
           map(sum, sum, block_sum, [](real a, real b) { return a + b; });
         }
       };
+      [[maybe_unused]] int end_key = 0;  // modified: keys from here on are hidden
+      if constexpr (C::modified) end_key = p.rules.end_key(w.batch);
+      [[maybe_unused]] int held = blocks.end - 1;  // modified: the block whose weights have not met its values yet
+      [[maybe_unused]] bool begun = false;         // modified: the output holds something
+      [[maybe_unused]] auto weigh = [&](int j, bool first_block) {  // modified: the weights of block j from its scores
+        if constexpr (C::modified) {
+          const score_place at{uniform(w.batch), uniform(w.head), uniform(row), uniform(j * C::block_n)};
+          const auto first = [&](int r) { return p.mask.first_key(row + r) - at.key; };
+          const auto end = [&](int r) {
+            const int last = p.mask.end_key(row + r);
+            return (last < end_key ? last : end_key) - at.key;
+          };
+          const bool cut = first(63) > 0 || end(0) < C::block_n, masked = p.rules.template mask_hides<C::block_n>(at);
+          const bool plain = !cut && !masked && p.rules.scores_are_plain();  // the scores may stay as they are
+          if (!plain) p.rules.modify(scores, at);
+          if (cut) keep_columns(scores, first, end);
+          if (masked) p.rules.hide(scores, at);
+          // A row without a reference has seen no key yet.
+          map(rescale, maximum, [](real m) { return -m; });
+          bool renew = first_block || any_above(rescale, real(3.4e38));
+          if (!renew) {
+            exp2_into(weights, scores, shift, plain ? p.scale_log2 : real(1), block_sum);
+            renew = any_above(block_sum, weight_limit<T>());
+          }
+          if (renew) {
+            if (plain) map(scores, [&](real x) { return x * p.scale_log2; });
+            renew_reference(first_block);
+          } else {
+            map(sum, sum, block_sum, [](real a, real b) { return a + b; });
+          }
+          if (p.rules.given.dropout_state) p.rules.drop(weights, at, p.heads);
+        }
+      };
+      // Zero times NaN is NaN: the values of keys that no row sees become zero, each warpgroup its share of the rows.
+      auto clear_unseen = [&](auto& v) {
+        if constexpr (C::modified) {
+          constexpr int share = C::block_n / C::consumers;
+          const int key = held * C::block_n;
+          const auto unseen = [&](int r) { return p.rules.key_is_unseen(w.batch, w.head, key + r, end_key); };
+          if (p.rules.may_hold_unseen(key, key + C::block_n, end_key) && any_of<C::block_n>(unseen)) {
+            zero_rows<share>(rows_of(v, wg * share), [&](int r) { return unseen(wg * share + r); });
+            publish({first_turn + C::consumers, C::consumers});
+          }
+        }
+      };
       auto step = [&](int j, auto masked) {  // output += weights * V of block j + 1, then the weights of block j
         auto& v = value.wait();
+        clear_unseen(v);
         auto& k = key.wait();
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
-        mma_AB(output, weights, v, j < blocks.end - 2);
+        mma_AB(output, weights, v, C::modified ? begun : j < blocks.end - 2);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_commit();
         if constexpr (C::take_turns) next_turn.arrive();
@@ -260,7 +357,10 @@ template <class C> struct forward_kernel {
         mma_done(scores, output);
         value.release();
         key.release();
-        if constexpr (masked) {
+        if constexpr (C::modified) {  // the weights come from weigh()
+          held = j;
+          begun = true;
+        } else if constexpr (masked) {
           mask(j);
           renew_reference(false);
         } else {
@@ -277,16 +377,26 @@ template <class C> struct forward_kernel {
         }
       }
       int j = blocks.end - 1;
-      mask(j--);
-      renew_reference(true);
-      if constexpr (C::interval)
-        for (; j >= w.first && j >= blocks.unmasked_end; j--) step(j, std::true_type{});
-      for (; j >= blocks.unmasked_first; j--) step(j, std::false_type{});
-      if constexpr (C::interval)
-        for (; j >= w.first; j--) step(j, std::true_type{});
+      if constexpr (C::modified) {
+        KITTENS_NO_UNROLL for (;;) {  // weigh() is long: it stands here once
+          weigh(j, !begun);
+          j = w.before(p, j);
+          if (j < w.first) break;
+          step(j, std::true_type{});
+        }
+      } else {
+        mask(j--);
+        renew_reference(true);
+        if constexpr (C::interval)
+          for (; j >= w.first && j >= blocks.unmasked_end; j--) step(j, std::true_type{});
+        for (; j >= blocks.unmasked_first; j--) step(j, std::false_type{});
+        if constexpr (C::interval)
+          for (; j >= w.first; j--) step(j, std::true_type{});
+      }
       if constexpr (!C::output_in_query) query.release();
 
       auto& v = value.wait();
+      clear_unseen(v);
       mma_begin(output, weights);
       mma_AB(output, weights, v, blocks.end - w.first > 1);
       mma_commit();
@@ -294,10 +404,16 @@ template <class C> struct forward_kernel {
         mma_done(output);
         value.release();
         row_sum_finish(sum);
-        map(rescale, sum, [](real l) { return l == real(0) ? real(0) : real(1) / l; });
+        if constexpr (C::modified) {
+          const real sink = p.rules.sink(w.head);
+          map(sum, sum, maximum, [&](real l, real m) { return m == -infinity<real>() ? l : l + kittens::exp2(sink - m); });
+          map(rescale, sum, [&](real l) { return l == real(0) ? real(0) : p.rules.keep_scale / l; });
+        } else {
+          map(rescale, sum, [](real l) { return l == real(0) ? real(0) : real(1) / l; });
+        }
         map_rows(output, rescale, [](real x, real f) { return f == real(0) ? real(0) : x * f; });
         map(sum, sum, maximum, [&](real l, real m) {
-          return l == real(0) ? -infinity<real>() : m * p.scale_log2 * real(0.6931471805599453) + kittens::log(l);
+          return l == real(0) ? -infinity<real>() : m * scale() * real(0.6931471805599453) + kittens::log(l);
         });
         store_rows(p.logsumexp + (static_cast<int64_t>(w.batch) * p.heads + w.head) * p.length_q + row, sum, p.length_q - row);
         register_tile<T, C::output_columns> rounded;

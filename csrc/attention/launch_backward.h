@@ -48,6 +48,10 @@ template <class C> struct backward_launch {
     p.tiles = tiles_per_head * tile_heads * batch;
     p.heads_in_l2 = heads_that_share_l2(a.mask, static_cast<int64_t>(batch) * tile_heads, bytes_per_head);
     p.counter = counter;
+    if constexpr (C::modified) {
+      p.rules = score_rules<typename C::element>(a.modifiers, {}, a.scale, length_q, a.mask.length_k, 0);
+      p.hides_keys = a.modifiers.mask || a.modifiers.bias || a.modifiers.key_lengths;
+    }
   }
 
   const char* prepare() const {
@@ -96,6 +100,29 @@ template <class C> struct backward_launch {
     return kittens::launch<backward_query_kernel<C>>(p, a.query_grid, execution);
   }
 
+  const char* bias() const {
+    backward_bias_params<C> p;
+    const char* error = nullptr;
+    if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.grad_output, a.grad_output)) ||
+        (error = kittens::make_tile_map(p.key, seen(a.key))) || (error = kittens::make_tile_map(p.value, seen(a.value))))
+      return error;
+    p.grad_bias = a.grad_bias.data;
+    const int full[4] = {batch, heads, (length_q + C::block_m - 1) / C::block_m, (a.mask.length_k + C::block_n - 1) / C::block_n};
+    p.steps = 1;
+    int tiles = 1;
+    for (int d = 0; d < 4; d++) {
+      const bool broadcast = a.grad_bias.size[d] == 1;
+      p.stride[d] = broadcast ? 0 : a.grad_bias.stride[d];
+      p.tiles_of[d] = broadcast ? 1 : full[d];
+      p.steps_of[d] = broadcast ? full[d] : 1;
+      p.steps *= p.steps_of[d];
+      tiles *= p.tiles_of[d];
+    }
+    set(p, 1, 1, 0, nullptr);
+    p.tiles = tiles;
+    return kittens::launch<backward_bias_kernel<C>>(p, a.bias_grid, execution);
+  }
+
   const char* finish() const {
     backward_finish_params<C> p;
     if (const char* error = kittens::make_tile_map(p.grad_query, a.grad_query)) return error;
@@ -115,6 +142,9 @@ template <class C> struct backward_launch {
       }
     if (a.grad_key.data || a.grad_value.data)
       if (const char* error = keys<keys_kernel<false>>()) return error;
+    if constexpr (C::modified)
+      if (a.grad_bias.data)
+        if (const char* error = bias()) return error;
     return a.grad_query.data ? query() : nullptr;
   }
 };
@@ -123,14 +153,19 @@ template <class C> const char* launch_backward(const backward_arguments& a, cons
   return backward_launch<C>{a, execution}.run();
 }
 
-template <class T, const auto& Rows, int... Row> backward_launcher backward_launcher_at(int configuration, std::integer_sequence<int, Row...>) {
-  static constexpr backward_launcher launchers[] = {&launch_backward<backward_config<T, Rows, Row>>...};
+template <class T, const auto& Rows, bool Modified, int... Row>
+backward_launcher backward_launcher_at(int configuration, std::integer_sequence<int, Row...>) {
+  static constexpr backward_launcher launchers[] = {&launch_backward<backward_config<T, Rows, Row, Modified>>...};
   return launchers[configuration];
 }
 
 // The launcher of one row of a table, for one element type.
 template <class T, const auto& Rows, int Count> backward_launcher find_backward_launcher(int configuration) {
-  return backward_launcher_at<T, Rows>(configuration, std::make_integer_sequence<int, Count>{});
+  return backward_launcher_at<T, Rows, false>(configuration, std::make_integer_sequence<int, Count>{});
+}
+// The same of the modified class.
+template <class T, const auto& Rows, int Count> backward_launcher find_modified_backward_launcher(int configuration) {
+  return backward_launcher_at<T, Rows, true>(configuration, std::make_integer_sequence<int, Count>{});
 }
 
 }  // namespace KITTENS_MACHINE

@@ -19,18 +19,19 @@ inline int heads_that_share_l2(const forward_arguments& a, int element_bytes) {
 template <class C> const char* launch_forward(const forward_arguments& a, const kittens::execution& execution) {
   using real = typename forward_params<C>::real;
   forward_params<C> p;
+  // Class tiles and everything else that modifies scores count the caller's keys.
+  p.mask = C::modified ? with_every_key(a.mask) : a.mask;
   // Views with fewer keys: what no row sees is outside the tensor, so it is never loaded.
   kittens::tensor_view key = a.key, value = a.value;
   for (kittens::tensor_view* view : {&key, &value}) {
-    view->data = static_cast<typename C::element*>(view->data) + a.mask.start * view->stride[2];
-    view->size[2] = a.mask.length_k > 0 ? a.mask.length_k : 1;
+    view->data = static_cast<typename C::element*>(view->data) + p.mask.start * view->stride[2];
+    view->size[2] = p.mask.length_k > 0 ? p.mask.length_k : 1;
   }
   const char* error = nullptr;
   if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.key, key)) ||
       (error = kittens::make_tile_map(p.value, value)) || (error = kittens::make_tile_map(p.output, a.output)))
     return error;
   p.logsumexp = static_cast<real*>(a.logsumexp);
-  p.mask = a.mask;
   p.scale_log2 = static_cast<real>(a.scale * 1.4426950408889634);
   p.heads = static_cast<int>(a.query.size[1]);
   p.group = static_cast<int>(a.query.size[1] / a.key.size[1]);
@@ -39,18 +40,30 @@ template <class C> const char* launch_forward(const forward_arguments& a, const 
   p.tiles = static_cast<int>(a.query.size[0] * p.heads * p.row_tiles);
   p.heads_in_l2 = heads_that_share_l2(a, sizeof(typename C::element));
   p.counter = a.counter;
+  if constexpr (C::modified)
+    p.rules = {a.modifiers, a.classes, a.scale, p.length_q, static_cast<int>(p.mask.length_k), a.mask.start};
   return kittens::launch<forward_kernel<C>>(p, a.grid, execution);
 }
 
 template <class T, const auto& Rows, int... Row> forward_launcher forward_launcher_at(int configuration, bool interval, std::integer_sequence<int, Row...>) {
   static constexpr forward_launcher launchers[][2] = {
-      {&launch_forward<forward_config<T, Rows, Row, false>>, &launch_forward<forward_config<T, Rows, Row, true>>}...};
+      {&launch_forward<forward_config<T, Rows, Row, mask_class::full>>, &launch_forward<forward_config<T, Rows, Row, mask_class::interval>>}...};
   return launchers[configuration][interval];
 }
 
-// The launcher of one row of a table, for one element type and mask class.
+// The launcher of one row of a table, for one element type, without modifiers.
 template <class T, const auto& Rows, int Count> forward_launcher find_forward_launcher(int configuration, bool interval) {
   return forward_launcher_at<T, Rows>(configuration, interval, std::make_integer_sequence<int, Count>{});
+}
+
+template <class T, const auto& Rows, int... Row> forward_launcher modified_launcher_at(int configuration, std::integer_sequence<int, Row...>) {
+  static constexpr forward_launcher launchers[] = {&launch_forward<forward_config<T, Rows, Row, mask_class::modified>>...};
+  return configuration >= 0 && configuration < static_cast<int>(sizeof...(Row)) ? launchers[configuration] : nullptr;
+}
+
+// The same with modifiers. Null where the table has no such row.
+template <class T, const auto& Rows, int Count> forward_launcher find_modified_launcher(int configuration) {
+  return modified_launcher_at<T, Rows>(configuration, std::make_integer_sequence<int, Count>{});
 }
 
 }  // namespace KITTENS_MACHINE

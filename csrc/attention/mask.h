@@ -5,6 +5,9 @@
 
 namespace kittens_torch {
 
+// What decides whether a row sees a key, and its score: nothing, a key interval, or an interval with score_modifiers (modifiers.h).
+enum class mask_class : int { full, interval, modified };
+
 inline constexpr int window_open = 1 << 30;  // farther than any length the operators accept
 
 struct interval_mask {
@@ -42,6 +45,16 @@ inline interval_mask make_interval(int corner, int window_left, int window_right
     }
   }
   return mask;
+}
+
+// The same mask by the caller's keys: the first `start` of them are there, and no row sees them.
+inline interval_mask with_every_key(const interval_mask& mask) {
+  interval_mask whole{mask.length_k + mask.start, mask.left, mask.right};
+  if (mask.start > 0) {
+    whole.left -= mask.start;
+    if (mask.right != window_open) whole.right += mask.start;
+  }
+  return whole;
 }
 
 inline bool is_open(const interval_mask& mask) { return mask.left == window_open && mask.right == window_open; }

@@ -3,6 +3,8 @@
 #include "../kittens/core/execution.h"
 #include "../kittens/core/shapes.h"
 #include "mask.h"
+#include "modifiers.h"
+#include "tile_classes.h"
 
 namespace kittens_torch {
 
@@ -17,6 +19,8 @@ struct forward_arguments {
   double scale;                                    // > 0
   interval_mask mask;
   kittens::tile_counter* counter;                  // cleared; hands out tiles, or null: every CTA walks with stride `grid`
+  score_modifiers modifiers = {};                  // mask_class::modified alone
+  tile_classes classes = {};                       // of modifiers.mask
 };
 
 // Launches the kernel of one (element type, configuration, mask class), or returns an error text. Null if it went well.

@@ -34,6 +34,12 @@ constexpr forward_rule rules_sm90[] = {
     {256, 256, false, any_length, 6, "head_dim <= 256, long rows: 128x80 tiles (771 against 766 TFLOP/s at 16k)"},
 };
 
+constexpr forward_rule rules_sm90_modified[] = {
+    {64, 64, true, any_length, 0, "head_dim <= 64, modified scores: 128x128 tiles"},
+    {128, 128, true, any_length, 1, "head_dim <= 128, modified scores: 128x128 tiles"},
+    {256, 256, true, any_length, 2, "head_dim <= 256, modified scores: 128x64 tiles"},
+};
+
 constexpr forward_rule rules_cpu[] = {
     {64, 64, true, any_length, 0, "head_dim <= 64"},
     {128, 128, true, any_length, 1, "head_dim <= 128"},
@@ -78,6 +84,12 @@ constexpr backward_rule backward_rules_sm90[] = {
     {192, 128, 2, "head_dim <= 192, value_dim <= 128: 64 keys, a warpgroup for each gradient"},
     {192, 192, 3, "head_dim <= 192: 64 keys, a warpgroup for each gradient"},
     {256, 256, 4, "head_dim <= 256: 64 keys, a warpgroup for each gradient"},
+};
+
+constexpr backward_rule backward_rules_sm90_modified[] = {
+    {64, 64, 0, "head_dim <= 64: 128 keys, steps of 64 queries"},
+    {128, 128, 1, "head_dim <= 128: 64 keys, a warpgroup for each gradient"},
+    {256, 256, 2, "head_dim <= 256: 64 keys, a warpgroup for each gradient"},
 };
 
 constexpr backward_rule backward_rules_cpu[] = {
@@ -142,13 +154,15 @@ bool choose_row(Plan& plan, const decltype(Plan::row) (&rows)[N], const Rule* ru
 forward_plan plan_forward(const forward_problem& p, int configuration) {
   const bool sm90 = p.machine == machine_kind::sm90;
   forward_plan plan{};
-  plan.kernel = sm90 ? "forward_sm90" : "forward_cpu";
+  plan.kernel = p.modified ? (sm90 ? "modified_forward_sm90" : "modified_forward_cpu") : sm90 ? "forward_sm90" : "forward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
-  plan.interval = !sm90 || !is_open(plan.mask);
-  const bool chosen = sm90 ? choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, p, plan.interval), p, configuration)
-                           : choose_row(plan, forward_rows_cpu, find_rule(rules_cpu, p, plan.interval), p, configuration);
+  plan.kind = p.modified ? mask_class::modified : sm90 && is_open(plan.mask) ? mask_class::full : mask_class::interval;
+  const bool interval = plan.kind != mask_class::full;
+  const bool chosen = !sm90        ? choose_row(plan, forward_rows_cpu, find_rule(rules_cpu, p, interval), p, configuration)
+                      : p.modified ? choose_row(plan, forward_rows_sm90_modified, find_rule(rules_sm90_modified, p, interval), p, configuration)
+                                   : choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, p, interval), p, configuration);
   if (!chosen) return plan;
-  if (!sm90 && configuration < 0) {
+  if (!sm90 && configuration < 0 && !p.modified) {
     const cpu_rule* faster = find_cpu_rule(p, !is_open(plan.mask));
     plan.prefer_torch = !faster;
     plan.reason = faster ? faster->reason
@@ -167,9 +181,13 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   backward_plan plan{};
   plan.kernel = sm90 ? "backward_sm90" : "backward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
-  const bool chosen = sm90 ? choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration)
-                           : choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration);
+  const bool chosen =
+      !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration)
+      : p.modified
+          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p), p, configuration)
+          : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration);
   if (!chosen) return plan;
+  if (p.modified && plan.mask.length_k > 0) plan.mask = with_every_key(plan.mask);
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };
   plan.sums_query = plan.row.sums_query() && request.need_query && request.need_keys && !request.deterministic &&
@@ -184,6 +202,13 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   plan.workspace_values = 2 * rows + plan.query_sum_values;
   const int bytes = static_cast<int>(element_bytes(p.type));
   plan.shared_bytes = request.need_keys ? backward_key_bytes(plan.row, bytes, plan.sums_query) : 0;
+  if (request.need_bias) {
+    const bool* apart = request.bias_apart;
+    plan.bias_tiles = (apart[0] ? p.batch : 1) * (apart[1] ? p.heads : 1) * (apart[2] ? ceiling(p.length_q, plan.row.block_m) : 1) *
+                      (apart[3] ? ceiling(plan.mask.length_k, plan.row.block_n) : 1);
+    plan.bias_grid = grid_of(plan.bias_tiles);
+    plan.shared_bytes = std::max<int64_t>(plan.shared_bytes, backward_bias_bytes(plan.row, bytes));
+  }
   if (request.need_query && !plan.sums_query) plan.shared_bytes = std::max<int64_t>(plan.shared_bytes, backward_query_bytes(plan.row, bytes));
   return plan;
 }

@@ -19,6 +19,7 @@ struct forward_problem {
   int corner, window_left, window_right;
   int processors;  // multiprocessors, or threads
   kittens::cpu_flavour flavour = kittens::cpu_flavour::generic;  // cpu: the instruction set that runs it
+  bool modified = false;  // with score_modifiers
 };
 
 struct forward_plan {
@@ -26,7 +27,7 @@ struct forward_plan {
   int configuration;   // row of the machine's table, -1 if none takes the problem
   forward_row row;
   interval_mask mask;
-  bool interval;       // the kernel with a key interval, or the one that sees every key
+  mask_class kind;     // the kernel's
   int64_t tiles;
   int grid;
   int64_t shared_bytes;
@@ -41,6 +42,8 @@ forward_plan plan_forward(const forward_problem& problem, int configuration = -1
 struct backward_request {
   bool need_query, need_keys;  // dQ; dK or dV
   bool deterministic;          // the same bit for bit at every run
+  bool need_bias = false;      // dbias
+  bool bias_apart[4] = {};     // where the bias is not broadcast
 };
 
 struct backward_plan {
@@ -51,6 +54,8 @@ struct backward_plan {
   bool sums_query;     // dQ is added up in memory by the kernel that owns keys; else a kernel that owns queries makes it
   int64_t key_tiles, query_tiles;
   int key_grid, query_grid;
+  int64_t bias_tiles;
+  int bias_grid;
   int64_t padded_q;          // length_q in whole steps
   int64_t workspace_values;  // floats (doubles for float64) beside inputs and outputs, those of dQ's sums last
   int64_t query_sum_values;

@@ -1,12 +1,13 @@
 // The backward operators: checks, copies of what a kernel cannot take, gradients, workspace, plan, launch.
 #include "backward.h"
 
+#include <array>
 #include <vector>
 
 #include "../attention/instances/backward.h"
 #include "../attention/plan.h"
-#include "inputs.h"
 #include "machine.h"
+#include "modifiers.h"
 
 namespace kittens_torch {
 namespace {
@@ -23,10 +24,24 @@ struct backward_call {
   int64_t corner, window_left, window_right;
   bool need_query, need_key, need_value, deterministic;
   int64_t configuration;
+  const modifier_inputs* modifiers = nullptr;  // of the modified class alone
+  bool need_bias = false;
 
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
-  backward_request request() const { return {need_query, need_key || need_value, deterministic}; }
+  backward_request request() const {
+    backward_request r{need_query, need_key || need_value, deterministic, need_bias};
+    for (int d = 0; need_bias && d < 4; d++) r.bias_apart[d] = modifiers->bias->size(d) != 1;
+    return r;
+  }
 };
+
+using gradients_of_call = std::array<Tensor, 4>;  // of query, key, value and bias
+
+// The kernels step through a tile of a modifier with 32-bit strides.
+void check_steps(const char* name, const int64_t (&strides)[4]) {
+  for (int d = 2; d < 4; d++)
+    check(strides[d] < window_open && strides[d] > -window_open, name, ": its stride ", strides[d], " in dimension ", d, " must be below 2^30");
+}
 
 void check_shape(const char* name, const Tensor& t, const Tensor& like, ScalarType type, std::initializer_list<int64_t> sizes) {
   bool same = t.dim() == static_cast<int64_t>(sizes.size());
@@ -48,12 +63,14 @@ void check_call(const backward_call& c) {
   check_shape("logsumexp", c.logsumexp, c.query, c.real(), {batch, heads, length});
   if (c.grad_output) check_shape("grad_output", *c.grad_output, c.query, c.query.scalar_type(), {batch, heads, length, columns});
   if (c.grad_logsumexp) check_shape("grad_logsumexp", *c.grad_logsumexp, c.query, c.real(), {batch, heads, length});
+  if (c.modifiers) modifiers_of(*c.modifiers, c.query, c.key);
+  check(!c.need_bias || c.modifiers->bias.has_value(), "need_bias: there is no bias");
 }
 
 void check_plan(const backward_plan& plan, int64_t configuration) {
   check(plan.configuration >= 0, "configuration ", configuration, ": ", plan.reason);
-  check(plan.key_tiles < most_values && plan.query_tiles < most_values, "the problem has ", plan.query_tiles, " and ", plan.key_tiles,
-        " tiles; less than 2^31 are allowed");
+  check(plan.key_tiles < most_values && plan.query_tiles < most_values && plan.bias_tiles < most_values, "the problem has ", plan.query_tiles,
+        ", ", plan.key_tiles, " and ", plan.bias_tiles, " tiles; less than 2^31 are allowed");
   const int64_t rows = (plan.workspace_values - plan.query_sum_values) / 2;
   check(rows < most_values, "the problem has ", rows, " query rows of all heads, counted in whole steps; less than 2^31 are allowed");
 }
@@ -107,8 +124,9 @@ class prepared_call {
   prepared_call(const backward_call& c, const forward_problem& problem, const backward_plan& plan, bool cuda)
       : c(c), plan(plan), element_bytes(problem.type == element_type::float64 ? 8 : problem.type == element_type::float32 ? 4 : 2),
         gradients{make_gradient(c.query, c.need_query), make_gradient(c.key, c.need_key), make_gradient(c.value, c.need_value)} {
+    if (c.modifiers) gradients[3] = make_bias_gradient();
     if (settle_empty()) return;
-    launches = c.need_query || c.need_key || c.need_value;
+    launches = c.need_query || c.need_key || c.need_value || c.need_bias;
     if (!launches) return;
     const auto input = [&](const Tensor& t) { return cuda ? input_for_tma(t, element_bytes) : as_is(t); };
     inputs[0] = input(c.query);
@@ -120,9 +138,11 @@ class prepared_call {
     if (c.grad_logsumexp) grad_logsumexp = dense_rows(*c.grad_logsumexp);
     for (int i = 0; i < 3; i++) outputs.push_back(output_of(gradients[i], needed(i), cuda, element_bytes));
     // Keys that no row sees belong to no tile.
-    if (plan.mask.length_k < c.key.size(2))
+    if (plan.mask.length_k < c.key.size(2)) {
       for (int i = 1; i < 3; i++)
         if (needed(i)) torch::stable::zero_(outputs[i].written.tensor);
+      if (c.need_bias) torch::stable::zero_(gradients[3]);
+    }
     workspace = empty_contiguous({plan.workspace_values}, c.real(), c.query);
     const int64_t real_bytes = c.real() == ScalarType::Double ? 8 : 4, rows = (plan.workspace_values - plan.query_sum_values) / 2;
     char* memory = static_cast<char*>(workspace->data_ptr());
@@ -148,12 +168,19 @@ class prepared_call {
                  plan.mask,
                  nullptr,
                  nullptr};
+    if (c.modifiers) {
+      arguments.modifiers = modifiers_of(*c.modifiers, c.query, c.key);
+      check_steps("mask", arguments.modifiers.mask_stride);
+      check_steps("bias", arguments.modifiers.bias_stride);
+      if (c.need_bias) arguments.grad_bias = as_is(gradients[3]).view;
+      arguments.bias_grid = plan.bias_grid;
+    }
     query_sum_bytes = static_cast<size_t>(plan.query_sum_values * real_bytes);
   }
 
-  backward_result finish() {
+  gradients_of_call finish() {
     for (kernel_output& output : outputs) output.finish();
-    return {gradients[0], gradients[1], gradients[2]};
+    return gradients;
   }
 
   bool launches = false;
@@ -164,7 +191,7 @@ class prepared_call {
   const backward_call& c;
   const backward_plan& plan;
   const int64_t element_bytes;
-  Tensor gradients[3];
+  gradients_of_call gradients;
   kernel_input inputs[5];
   std::optional<Tensor> logsumexp, grad_logsumexp, workspace;
   std::vector<kernel_output> outputs;
@@ -174,16 +201,26 @@ class prepared_call {
   // Nothing to multiply: no query row, or no key for any row.
   bool settle_empty() {
     if (c.logsumexp.numel() > 0 && plan.mask.length_k > 0) return false;
-    for (Tensor& gradient : gradients) torch::stable::zero_(gradient);
+    for (int i = 0; i < (c.modifiers ? 4 : 3); i++) torch::stable::zero_(gradients[i]);
     return true;
+  }
+
+  // In the bias's shape, contiguous; empty where it is not asked for.
+  Tensor make_bias_gradient() const {
+    if (!c.modifiers->bias) return empty_contiguous({0}, c.query.scalar_type(), c.query);
+    const Tensor& bias = *c.modifiers->bias;
+    if (!c.need_bias) return empty_contiguous({0}, bias.scalar_type(), bias);
+    return empty_contiguous({bias.size(0), bias.size(1), bias.size(2), bias.size(3)}, bias.scalar_type(), bias);
   }
 };
 
-backward_result run_cpu(const backward_call& c, std::optional<int64_t> checked_seed) {
+gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked_seed) {
   check_call(c);
+  const bool modified = c.modifiers != nullptr;
   const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
   forward_problem problem = problem_of(machine_kind::cpu, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, threads);
   if (checked_seed) problem.machine = machine_kind::sm90;  // the checked machine runs the H200's configurations
+  problem.modified = modified;
   const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, false);
@@ -192,50 +229,31 @@ backward_result run_cpu(const backward_call& c, std::optional<int64_t> checked_s
   if (plan.key_tiles > plan.key_grid) call.arguments.key_counter = counters;
   if (plan.query_tiles > plan.query_grid) call.arguments.query_counter = counters + 1;
   if (call.query_sum_bytes) __builtin_memset(call.arguments.query_sum, 0, call.query_sum_bytes);
-  const backward_launcher launch =
-      checked_seed ? find_backward_checked(problem.type, plan.configuration) : find_backward_cpu(problem.type, plan.configuration);
+  const auto find = !modified      ? checked_seed ? find_backward_checked : find_backward_cpu
+                    : checked_seed ? find_modified_backward_checked
+                                   : find_modified_backward_cpu;
+  const backward_launcher launch = find(problem.type, plan.configuration);
   check(launch != nullptr, "query: its dtype is not compiled for this machine");
   const char* error = launch(call.arguments, cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0))));
   check(error == nullptr, error ? error : "");
   return call.finish();
 }
 
-}  // namespace
-
-backward_result backward_cpu(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
-                             Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                             bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
-  return run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right, need_query, need_key,
-                  need_value, deterministic, configuration},
-                 std::nullopt);
-}
-
-backward_result checked_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
-                                 Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                                 bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration, int64_t seed) {
-  return run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right, need_query, need_key,
-                  need_value, deterministic, configuration},
-                 seed);
-}
-
 #ifdef KITTENS_CUDA
 
-backward_result backward_cuda(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
-                              Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                              bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
-  const backward_call c{grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right, need_query,
-                        need_key, need_value, deterministic, configuration};
+gradients_of_call run_cuda(const backward_call& c) {
   check_call(c);
-  const int device = query.get_device_index();
+  const int device = c.query.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   if (const char* error = kittens::use_device(device)) check(false, "device ", device, ": ", error);
   const int capability = kittens::compute_capability(device);
   check(capability == 90, "device ", device, " has compute capability ", capability / 10, ".", capability % 10,
         "; the kernels are for 9.0 (H100, H200)");
-  const forward_problem problem =
-      problem_of(machine_kind::sm90, query, key, value, corner, window_left, window_right, kittens::multiprocessors(device));
-  const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(configuration));
-  check_plan(plan, configuration);
+  forward_problem problem =
+      problem_of(machine_kind::sm90, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, kittens::multiprocessors(device));
+  problem.modified = c.modifiers != nullptr;
+  const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
+  check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, true);
   if (!call.launches) return call.finish();
 
@@ -247,9 +265,75 @@ backward_result backward_cuda(std::optional<Tensor> grad_output, std::optional<T
   }
   if (call.query_sum_bytes)
     if (const char* error = kittens::clear_async(arguments.query_sum, call.query_sum_bytes, stream)) check(false, "dQ's sums: ", error);
-  const char* error = find_backward_sm90(problem.type, plan.configuration)(arguments, {stream});
+  const auto find = c.modifiers ? find_modified_backward_sm90 : find_backward_sm90;
+  const char* error = find(problem.type, plan.configuration)(arguments, {stream});
   check(error == nullptr, error ? error : "");
   return call.finish();
+}
+
+#endif
+
+backward_result first_three(const gradients_of_call& g) { return {g[0], g[1], g[2]}; }
+modified_backward_result all_four(const gradients_of_call& g) { return {g[0], g[1], g[2], g[3]}; }
+
+}  // namespace
+
+backward_result backward_cpu(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
+                             Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                             bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
+  return first_three(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
+                              need_query, need_key, need_value, deterministic, configuration},
+                             std::nullopt));
+}
+
+backward_result checked_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
+                                 Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                                 bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration, int64_t seed) {
+  return first_three(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
+                              need_query, need_key, need_value, deterministic, configuration},
+                             seed));
+}
+
+modified_backward_result modified_backward_cpu(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key,
+                                        Tensor value, Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
+                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
+                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
+                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration) {
+  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+  return all_four(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
+                   need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}, std::nullopt));
+}
+
+modified_backward_result checked_modified_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key,
+                                        Tensor value, Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
+                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
+                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
+                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration, int64_t seed) {
+  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+  return all_four(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
+                   need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}, seed));
+}
+
+#ifdef KITTENS_CUDA
+
+backward_result backward_cuda(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
+                              Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                              bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
+  return first_three(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
+                               need_query, need_key, need_value, deterministic, configuration}));
+}
+
+modified_backward_result modified_backward_cuda(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key,
+                                        Tensor value, Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
+                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
+                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
+                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration) {
+  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+  return all_four(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
+                   need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}));
 }
 
 #endif

@@ -8,6 +8,7 @@
 #include "../attention/plan.h"
 #include "inputs.h"
 #include "machine.h"
+#include "modifiers.h"
 
 namespace kittens_torch {
 namespace {
@@ -28,12 +29,15 @@ forward_outputs make_outputs(const Tensor& query, const Tensor& value) {
 }
 
 // Nothing to multiply: no output at all, or no key for any row.
-bool settle_empty(const forward_outputs& out, const interval_mask& mask) {
+bool settle_empty(const forward_outputs& out, const interval_mask& mask, const modifier_inputs* modified) {
   if (out.logsumexp.numel() == 0) return true;
   if (mask.length_k > 0) return false;
   Tensor output = out.output, logsumexp = out.logsumexp;
   torch::stable::zero_(output);
-  torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
+  if (modified && modified->sinks)
+    torch::stable::copy_(logsumexp, torch::stable::unsqueeze(*modified->sinks, 1));
+  else
+    torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
   return true;
 }
 
@@ -50,26 +54,93 @@ void check_plan(const forward_plan& plan, int64_t configuration) {
 void check_launch(const char* error) { check(error == nullptr, error ? error : ""); }
 
 forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
-                       int64_t window_right, int64_t configuration, std::optional<int64_t> checked_seed) {
+                       int64_t window_right, int64_t configuration, std::optional<int64_t> checked_seed,
+                       const modifier_inputs* modified = nullptr) {
   check_inputs(query, key, value, scale, corner, window_left, window_right);
   const auto machine = checked_seed ? machine_kind::sm90 : machine_kind::cpu;  // the checked machine runs the H200's configurations
   const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
   forward_problem problem = problem_of(machine_kind::cpu, query, key, value, corner, window_left, window_right, threads);
   problem.machine = machine;
+  problem.modified = modified != nullptr;
+  const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration));
   check_plan(plan, configuration);
   const forward_outputs out = make_outputs(query, value);
-  if (settle_empty(out, plan.mask)) return {out.output, out.logsumexp};
+  if (settle_empty(out, plan.mask, modified)) return {out.output, out.logsumexp};
 
   kittens::tile_counter counter{};
   forward_arguments arguments = arguments_of(as_is(query), as_is(key), as_is(value), as_is(out.output), out.logsumexp, problem, plan, scale);
   if (plan.tiles > plan.grid) arguments.counter = &counter;
-  const forward_launcher launch = checked_seed ? find_forward_checked(problem.type, plan.configuration, plan.interval)
-                                               : find_forward_cpu(problem.type, plan.configuration);
+  const kittens::execution execution = cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0)));
+  classified_mask known;
+  if (modified) {
+    known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, execution);
+    arguments.modifiers = modifiers;
+    arguments.classes = known.classes;
+  }
+  const forward_launcher launch = modified       ? checked_seed ? find_modified_forward_checked(problem.type, plan.configuration)
+                                                                : find_modified_forward_cpu(problem.type, plan.configuration)
+                                  : checked_seed ? find_forward_checked(problem.type, plan.configuration, plan.kind == mask_class::interval)
+                                                 : find_forward_cpu(problem.type, plan.configuration);
   check(launch != nullptr, "query: its dtype is not compiled for this machine");
-  check_launch(launch(arguments, cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0)))));
+  check_launch(launch(arguments, execution));
   return {out.output, out.logsumexp};
 }
+
+#ifdef KITTENS_CUDA
+
+forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
+                        int64_t window_right, int64_t configuration, const modifier_inputs* modified = nullptr) {
+  check_inputs(query, key, value, scale, corner, window_left, window_right);
+  const int device = query.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  if (const char* error = kittens::use_device(device)) check(false, "device ", device, ": ", error);
+  const int capability = kittens::compute_capability(device);
+  check(capability == 90, "device ", device, " has compute capability ", capability / 10, ".", capability % 10,
+        "; the kernels are for 9.0 (H100, H200)");
+  forward_problem problem =
+      problem_of(machine_kind::sm90, query, key, value, corner, window_left, window_right, kittens::multiprocessors(device));
+  problem.modified = modified != nullptr;
+  const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
+  const forward_plan plan = plan_forward(problem, static_cast<int>(configuration));
+  check_plan(plan, configuration);
+  const forward_outputs out = make_outputs(query, value);
+  if (settle_empty(out, plan.mask, modified)) return {out.output, out.logsumexp};
+
+  constexpr int64_t element_bytes = 2;
+  const kernel_input q = input_for_tma(query, element_bytes), k = input_for_tma(key, element_bytes), v = input_for_tma(value, element_bytes);
+  const shape4 output_strides = usable_strides(out.output, element_bytes);
+  const bool direct = fits_tma(out.output, output_strides, element_bytes);
+  const kernel_input o = direct ? kernel_input{out.output, view_of(out.output, output_strides)}
+                                : aligned(out.output, {query.size(0), query.size(1), query.size(2), value.size(3)}, element_bytes);
+  void* stream = current_stream(device);
+  forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
+  if (plan.kind != mask_class::full && plan.tiles > plan.grid) arguments.counter = kittens::pooled_counter(device, stream);
+  classified_mask known;
+  if (modified) {
+    known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, {stream});
+    arguments.modifiers = modifiers;
+    arguments.classes = known.classes;
+  }
+  const forward_launcher launch = modified ? find_modified_forward_sm90(problem.type, plan.configuration)
+                                           : find_forward_sm90(problem.type, plan.configuration, plan.kind == mask_class::interval);
+  check(launch != nullptr, "configuration ", plan.configuration, " has no kernel");
+  check_launch(launch(arguments, {stream}));
+  if (!direct) {
+    Tensor output = out.output;
+    torch::stable::copy_(output, o.tensor);
+  }
+  return {out.output, out.logsumexp};
+}
+
+#else
+
+forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int64_t, int64_t, int64_t, int64_t, const modifier_inputs* = nullptr) {
+  check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
+  return {Tensor(), Tensor()};
+}
+
+#endif
 
 }  // namespace
 
@@ -83,48 +154,69 @@ forward_result checked_forward(Tensor query, Tensor key, Tensor value, double sc
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, seed);
 }
 
-#ifdef KITTENS_CUDA
-
 forward_result forward_cuda(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
                             int64_t configuration) {
-  check_inputs(query, key, value, scale, corner, window_left, window_right);
+  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration);
+}
+
+forward_result modified_forward_cpu(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                                    std::optional<Tensor> mask, std::optional<Tensor> bias, std::optional<Tensor> key_lengths,
+                                    std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, std::optional<Tensor> dropout_state,
+                                    double dropout_p, double softcap, int64_t configuration, std::optional<Tensor> mask_tiles,
+                                    std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
+  const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
+                                 dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
+  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, std::nullopt, &modified);
+}
+
+forward_result checked_modified_forward(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
+                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks,
+                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, int64_t configuration,
+                                        int64_t seed) {
+  const modifier_inputs modified{mask, bias, key_lengths, alibi_slopes, sinks, dropout_state, dropout_p, softcap};
+  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, seed, &modified);
+}
+
+forward_result modified_forward_cuda(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                                     std::optional<Tensor> mask, std::optional<Tensor> bias, std::optional<Tensor> key_lengths,
+                                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, std::optional<Tensor> dropout_state,
+                                     double dropout_p, double softcap, int64_t configuration, std::optional<Tensor> mask_tiles,
+                                     std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
+  const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
+                                 dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
+  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, &modified);
+}
+
+namespace {
+
+mask_classes classes_of(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left, int64_t window_right,
+                        const kittens::execution& execution) {
+  check_inputs(query, key, key, 1.0, corner, window_left, window_right);
+  const forward_problem problem = problem_of(machine_kind::cpu, query, key, key, corner, window_left, window_right, 1);
+  const interval_mask visible =
+      make_interval(problem.corner, problem.window_left, problem.window_right, static_cast<int>(problem.length_q), static_cast<int>(problem.length_k));
+  const modifier_inputs inputs{mask, {}, {}, {}, {}, {}, 0, 0};
+  const classified_mask known = classify_mask(modifiers_of(inputs, query, key), inputs, with_every_key(visible), query, key, execution);
+  return {*known.tiles, *known.ranges, *known.seen};
+}
+
+}  // namespace
+
+mask_classes classify_mask_cpu(Tensor mask, Tensor query, Tensor key, int64_t corner, int64_t window_left, int64_t window_right) {
+  return classes_of(mask, query, key, corner, window_left, window_right, cpu_execution(0));
+}
+
+mask_classes classify_mask_cuda(Tensor mask, Tensor query, Tensor key, int64_t corner, int64_t window_left, int64_t window_right) {
+#ifdef KITTENS_CUDA
   const int device = query.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   if (const char* error = kittens::use_device(device)) check(false, "device ", device, ": ", error);
-  const int capability = kittens::compute_capability(device);
-  check(capability == 90, "device ", device, " has compute capability ", capability / 10, ".", capability % 10,
-        "; the kernels are for 9.0 (H100, H200)");
-  const forward_problem problem =
-      problem_of(machine_kind::sm90, query, key, value, corner, window_left, window_right, kittens::multiprocessors(device));
-  const forward_plan plan = plan_forward(problem, static_cast<int>(configuration));
-  check_plan(plan, configuration);
-  const forward_outputs out = make_outputs(query, value);
-  if (settle_empty(out, plan.mask)) return {out.output, out.logsumexp};
-
-  constexpr int64_t element_bytes = 2;
-  const kernel_input q = input_for_tma(query, element_bytes), k = input_for_tma(key, element_bytes), v = input_for_tma(value, element_bytes);
-  const shape4 output_strides = usable_strides(out.output, element_bytes);
-  const bool direct = fits_tma(out.output, output_strides, element_bytes);
-  const kernel_input o = direct ? kernel_input{out.output, view_of(out.output, output_strides)}
-                                : aligned(out.output, {query.size(0), query.size(1), query.size(2), value.size(3)}, element_bytes);
-  void* stream = current_stream(device);
-  forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
-  if (plan.interval && plan.tiles > plan.grid) arguments.counter = kittens::pooled_counter(device, stream);
-  check_launch(find_forward_sm90(problem.type, plan.configuration, plan.interval)(arguments, {stream}));
-  if (!direct) {
-    Tensor output = out.output;
-    torch::stable::copy_(output, o.tensor);
-  }
-  return {out.output, out.logsumexp};
-}
-
+  return classes_of(mask, query, key, corner, window_left, window_right, {current_stream(device)});
 #else
-
-forward_result forward_cuda(Tensor, Tensor, Tensor, double, int64_t, int64_t, int64_t, int64_t) {
   check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
-  return {Tensor(), Tensor()};
-}
-
+  return {Tensor(), Tensor(), Tensor()};
 #endif
+}
 
 }  // namespace kittens_torch

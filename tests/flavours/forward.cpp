@@ -7,10 +7,13 @@ using namespace kittens_torch;
 
 extern "C" bool flavour_runs(int flavour) { return kittens::runs_here(static_cast<kittens::cpu_flavour>(flavour)); }
 
-// query, output (heads, length_q, head_dim), key and value (heads, length_k, head_dim); causal from the lower right.
+// query, output (heads, length_q, head_dim), key and value (heads, length_k, head_dim); causal from the lower right. With
+// a mask, bool (length_q, length_k), by the kernels that modify scores, whose soft cap is 2.
 extern "C" const char* flavour_forward(int flavour, int type, int configuration, int heads, int length_q, int length_k,
                                        int head_dim, void* query, void* key, void* value, void* output,
-                                       void* logsumexp) {
+                                       void* logsumexp, const unsigned char* mask) {
+  constexpr forward_launcher (*find_modified[])(element_type, int) = {
+      modified_forward_cpu_generic, modified_forward_cpu_avx2, modified_forward_cpu_avx512, modified_forward_cpu_amx};
   constexpr forward_launcher (*find[])(element_type, int) = {forward_cpu_generic, forward_cpu_avx2, forward_cpu_avx512,
                                                              forward_cpu_amx};
   const auto view = [&](void* data, int64_t length) {
@@ -28,6 +31,12 @@ extern "C" const char* flavour_forward(int flavour, int type, int configuration,
   a.grid = 1;
   a.scale = 0.125;
   a.mask = make_interval(2, -1, -1, length_q, length_k);
-  const forward_launcher launch = find[flavour](a.type, configuration);
+  if (mask) {
+    a.modifiers.mask = mask;
+    a.modifiers.mask_stride[2] = length_k;
+    a.modifiers.mask_stride[3] = 1;
+    a.modifiers.softcap = 2;
+  }
+  const forward_launcher launch = (mask ? find_modified : find)[flavour](a.type, configuration);
   return launch ? launch(a, {}) : "no kernel";
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../csrc/kittens/tutorial/gemm.cuh"
+#include "mask_kernels.h"
 #include "pipeline_kernels.h"
 #include "product_kernels.h"
 #include "weight_kernels.h"
@@ -84,6 +85,10 @@ class kernel_list {
     add<load_kernel<T, 128>>("load", type_name<T>(), {128});
     add<exp2_kernel<T, 80>>("exp2_into", type_name<T>(), {80});
     add<exp2_kernel<T, 128>>("exp2_into", type_name<T>(), {128});
+    add<drop_kernel<T, 64>>("keep_drawn", type_name<T>(), {64});
+    add<drop_kernel<T, 128>>("keep_drawn", type_name<T>(), {128});
+    add<zero_kernel<T, 64>>("zero_rows", type_name<T>(), {64});
+    add<zero_kernel<T, 80>>("zero_rows", type_name<T>(), {80});
     add<scalar_kernel<T>>("scalars", type_name<T>(), {});
     add("gemm", type_name<T>(), {}, &launch_gemm<T>);
   }
@@ -92,6 +97,8 @@ class kernel_list {
   template <class Real> void add_of_real() {
     add_of_width<Real, 8, 24, 80, 128, 192>();
     add_keeping<Real, 8, 80, 96, 128>();
+    add<hide_kernel<Real, 64>>("hide", type_name<Real>(), {64});
+    add<hide_kernel<Real, 128>>("hide", type_name<Real>(), {128});
     add<vector_kernel<Real>>("vectors", type_name<Real>(), {});
     add<column_kernel<Real, 64>>("map_columns", type_name<Real>(), {64});
     add<column_kernel<Real, 80>>("map_columns", type_name<Real>(), {80});

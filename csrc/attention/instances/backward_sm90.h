@@ -6,5 +6,7 @@ namespace kittens_torch {
 
 backward_launcher backward_sm90_bfloat16(int configuration);
 backward_launcher backward_sm90_float16(int configuration);
+backward_launcher modified_backward_sm90_bfloat16(int configuration);
+backward_launcher modified_backward_sm90_float16(int configuration);
 
 }  // namespace kittens_torch

@@ -7,7 +7,7 @@ namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
 template <class T, int... Row> forward_launcher forward_on_cpu(int configuration, std::integer_sequence<int, Row...>) {
-  constexpr forward_launcher launchers[] = {&launch_forward<forward_config<T, forward_rows_cpu, Row, true>>...};
+  constexpr forward_launcher launchers[] = {&launch_forward<forward_config<T, forward_rows_cpu, Row, mask_class::interval>>...};
   return configuration >= 0 && configuration < forward_count_cpu ? launchers[configuration] : nullptr;
 }
 

@@ -9,6 +9,7 @@
 #define KITTENS_SM90 1
 #define KITTENS_KERNEL __device__ __forceinline__
 #define KITTENS_INLINE __device__ __forceinline__
+#define KITTENS_LONG __device__ __forceinline__
 #define KITTENS_HOST_DEVICE __host__ __device__ __forceinline__
 #define KITTENS_UNROLL _Pragma("unroll")
 #define KITTENS_NO_UNROLL _Pragma("unroll 1")
@@ -22,6 +23,7 @@
 #endif
 #define KITTENS_KERNEL inline
 #define KITTENS_INLINE inline
+#define KITTENS_LONG [[gnu::noinline]] inline  // several kernels have it: one copy keeps compile times down
 #define KITTENS_HOST_DEVICE inline
 #define KITTENS_UNROLL
 #define KITTENS_NO_UNROLL

@@ -73,6 +73,8 @@ KITTENS_INLINE float exp2(float x) { return simd::exp2_one(x); }
 KITTENS_INLINE double exp2(double x) { return simd::exp2_one(x); }
 KITTENS_INLINE float log(float x) { return __builtin_logf(x); }
 KITTENS_INLINE double log(double x) { return __builtin_log(x); }
+KITTENS_INLINE float tanh(float x) { return __builtin_tanhf(x); }
+KITTENS_INLINE double tanh(double x) { return __builtin_tanh(x); }
 
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens

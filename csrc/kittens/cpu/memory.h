@@ -78,6 +78,18 @@ KITTENS_INLINE void store(shared_rows<shared_tile<T, R, C>> to, const register_t
   simd::convert_elements(to.tile.data + to.first * C, t.d, warpgroup_rows * C);
 }
 
+// The N rows from `to` on with zero(row): row 0 is the first of them. Publish before products read them.
+template <int N, class T, int R, int C, class F>
+KITTENS_INLINE void zero_rows(shared_rows<shared_tile<T, R, C>> to, F zero) {
+#if KITTENS_CHECKED
+  runtime::store_issue(to.tile.id(), {to.first, N, 0, C});
+#else
+  to.tile.panels.own(to.tile.data);
+#endif
+  for (int r = 0; r < N; r++)
+    if (zero(r)) __builtin_memset(to.tile.data + (to.first + r) * C, 0, C * sizeof(T));
+}
+
 // The rows of a shared tile, for ordinary instructions.
 template <class T, int R, int C>
 KITTENS_INLINE const T* rows_to_read(shared_rows<shared_tile<T, R, C>> from, [[maybe_unused]] const char* operation) {
@@ -109,6 +121,38 @@ template <class Real, class T, int R, int C> KITTENS_INLINE void row_dot(row_vec
     simd::convert_elements(y, right + r * C, C);
     for (int c = 0; c < C; c++) sum += x[c] * y[c];
     v.d[r] += sum;
+  }
+}
+
+// Whether an element of a tile is infinite or NaN.
+template <class T, int R, int C> KITTENS_INLINE bool any_not_finite(const shared_tile<T, R, C>& tile) {
+#if KITTENS_CHECKED
+  runtime::read_shared(tile.id(), {0, R, 0, C}, "any_not_finite");
+  const matrix_view<T> view{tile.data, C, 1, 0, R, 0, C};
+#else
+  const matrix_view<T> view = tile.panels.elements(tile.data);
+#endif
+  accumulator<T> row[C];
+  bool found = false;
+  for (int r = 0; r < R; r++) {
+    copy_row(row, view, r, C);
+    accumulator<T> sum = 0;  // x - x is NaN where x is infinite or NaN, else 0
+    for (int c = 0; c < C; c++) sum += row[c] - row[c];
+    found |= sum != sum;
+  }
+  return found;
+}
+
+// N rows of a shared tile: what is infinite or NaN becomes zero. Publish before products read them.
+template <int N, class T, int R, int C> KITTENS_INLINE void zero_not_finite(shared_rows<shared_tile<T, R, C>> rows) {
+#if KITTENS_CHECKED
+  runtime::store_issue(rows.tile.id(), {rows.first, N, 0, C});
+#else
+  rows.tile.panels.own(rows.tile.data);
+#endif
+  for (int i = rows.first * C; i < (rows.first + N) * C; i++) {
+    const accumulator<T> x = widen(rows.tile.data[i]);
+    if (!(x - x == 0)) rows.tile.data[i] = T{};
   }
 }
 
@@ -192,6 +236,17 @@ template <class T> KITTENS_INLINE void load_rows(row_vector<T>& v, const T* poin
   runtime::touch_memory("load_rows");
 #endif
   for (int r = 0; r < warpgroup_rows; r++) v.d[r] = r < count ? pointer[r] : otherwise;
+}
+
+// v = the column sums of t, in a fixed order. v may be read once the warpgroup has met others.
+template <class T, int C> KITTENS_INLINE void sum_columns(shared_vector<T, C>& v, const register_tile<T, C>& t) {
+  use(t, "sum_columns");
+#if KITTENS_CHECKED
+  runtime::store_issue(v.id(), {0, 1, 0, C});
+#endif
+  for (int c = 0; c < C; c++) v.data[c] = 0;
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c++) v.data[c] += t.d[r * C + c];
 }
 
 // 64 x C tiles in global memory, one after the other, summed into by many; the order of their elements is private to

@@ -79,6 +79,108 @@ template <class Real, int C, class F> KITTENS_INLINE void zero_unless(register_t
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c++) t.d[r * C + c] = f(r, c) ? t.d[r * C + c] : Real(0);
 }
+// out = f(t), rounded
+template <class T, class Real, int C, class F>
+KITTENS_INLINE void map_into(register_tile<T, C>& out, const register_tile<Real, C>& t, F f) {
+  use(out, "map_into");
+  use(t, "map_into");
+  for (int i = 0; i < warpgroup_rows * C; i++) registers::put_one<T>(out.d[i], f(t.d[i]));
+}
+// t = f(t, u)
+template <class T, class Real, int C, class F>
+KITTENS_INLINE void map_with(register_tile<Real, C>& t, const register_tile<T, C>& u, F f) {
+  use(t, "map_with");
+  use(u, "map_with");
+  for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] = f(t.d[i], registers::get<T>(u.d[i]));
+}
+// The four below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they
+// are.
+inline int end_of_groups(int end, int columns) {
+  const int whole = end > 0 ? (end + 31) / 32 * 32 : 0;
+  return whole < columns ? whole : columns;
+}
+// f(row, column, x), in place
+template <class Real, int C, class F> KITTENS_INLINE void map_below(register_tile<Real, C>& t, int end, F f) {
+  use(t, "map_below");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < end_of_groups(end, C); c++) t.d[r * C + c] = f(r, c, t.d[r * C + c]);
+}
+// t = f(row, column) ? t : 0
+template <class Real, int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<Real, C>& t, int end, F f) {
+  map_below(t, end, [&](int row, int column, Real x) { return f(row, column) ? x : Real(0); });
+}
+// t = f(t, draw(row, column), a, b) for the elements of the rows row + 8 a and columns column + 8 b: a draw is asked for
+// where row % 16 < 8 and column % (8 * Columns) < 8
+template <int Columns, class Real, int C, class Draw, class F>
+KITTENS_INLINE void map_draws(register_tile<Real, C>& t, int end, Draw draw, F f) {
+  for (int r = 0; r < warpgroup_rows; r += r % 8 == 7 ? 9 : 1)
+    for (int c = 0; c < end_of_groups(end, C); c += c % 8 == 7 ? 8 * Columns - 7 : 1) {
+      const auto drawn = draw(r, c);
+      for (int a = 0; a < 2; a++)
+        for (int b = 0; b < Columns; b++) {
+          Real& x = t.d[(r + 8 * a) * C + c + 8 * b];
+          x = f(x, drawn, a, b);
+        }
+    }
+}
+// A draw for eight elements, b from 0 to 3, or for four, b from 0 to 1
+template <class Real, int C, class Draw, class F>
+KITTENS_INLINE void map_eights(register_tile<Real, C>& t, int end, Draw draw, F f) {
+  static_assert(C % 32 == 0, "map_eights: a draw reaches over 32 columns");
+  use(t, "map_eights");
+  map_draws<4>(t, end, draw, f);
+}
+template <class Real, int C, class Draw, class F>
+KITTENS_INLINE void map_fours(register_tile<Real, C>& t, int end, Draw draw, F f) {
+  static_assert(C % 32 == 0, "map_fours: columns are taken in groups of 32");
+  use(t, "map_fours");
+  map_draws<2>(t, end, draw, f);
+}
+// f(row, column, x, y), in place, of each two neighbours: x of an even column, y of the next
+template <class Real, int C, class F> KITTENS_INLINE void map_pairs(register_tile<Real, C>& t, F f) {
+  use(t, "map_pairs");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c += 2) f(r, c, t.d[r * C + c], t.d[r * C + c + 1]);
+}
+// t += f(element), of the columns below `count`: a row's element c is from(row)[c * stride], widened
+template <class Real, int C, class From, class F>
+KITTENS_INLINE void add_from(register_tile<Real, C>& t, From from, int64_t stride, int count, F f) {
+  use(t, "add_from");
+  for (int r = 0; r < warpgroup_rows; r++) {
+    const auto* row = from(r);
+    for (int c = 0; c < C && c < count; c++) t.d[r * C + c] += f(widen(row[c * stride]));
+  }
+}
+// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become -infinity.
+template <class Real, int C, class F> KITTENS_INLINE void keep_where(register_tile<Real, C>& t, F bits) {
+  static_assert(C % 64 == 0, "keep_where: the GPU takes multiples of 64 columns");
+  use(t, "keep_where");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int from = 0; from < C; from += 32) {
+      const uint32_t word = bits(r, from);
+      Real* x = t.d + r * C + from;
+      for (int c = 0; c < 32; c++) x[c] = word >> c & 1 ? x[c] : -infinity<Real>();
+    }
+}
+// draw(row, column) decides on eight elements, those of the rows row + 8 a and columns column + 8 b, by kept(a, b); it
+// is asked where row % 16 < 8 and column % 32 < 8. Elements that are not kept become zero.
+template <class T, int C, class F> KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, F draw) {
+  static_assert(C % 32 == 0, "keep_drawn: a draw reaches over 32 columns");
+  use(t, "keep_drawn");
+  for (int r = 0; r < warpgroup_rows; r += r % 8 == 7 ? 9 : 1)
+    for (int c = 0; c < C; c += c % 8 == 7 ? 25 : 1) {
+      const auto drawn = draw(r, c);
+      for (int a = 0; a < 2; a++)
+        for (int b = 0; b < 4; b++)
+          if (!drawn.kept(a, b)) registers::put_one<T>(t.d[(r + 8 * a) * C + c + 8 * b], accumulator<T>(0));
+    }
+}
+// Whether f(r) holds for some r < N
+template <int N, class F> KITTENS_INLINE bool any_of(F f) {
+  for (int r = 0; r < N; r++)
+    if (f(r)) return true;
+  return false;
+}
 template <class T, class U, class F> KITTENS_INLINE void map(row_vector<T>& out, const row_vector<U>& a, F f) {
   for (int r = 0; r < warpgroup_rows; r++) out.d[r] = f(a.d[r]);
 }
@@ -198,6 +300,7 @@ template <class T, int C> KITTENS_NO_INLINE void row_sum(row_vector<T>& v, const
   }
 }
 template <class T> KITTENS_INLINE void row_sum_finish(row_vector<T>&) {}
+
 
 // weights = exp2(t * scale - shift of the row), rounded to their type; sums = the sums of the rows before rounding
 template <class T, class Real, int C>

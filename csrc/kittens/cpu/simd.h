@@ -201,5 +201,22 @@ template <class W> KITTENS_ALWAYS_INLINE W maximum_of(vector<W> v) {
 }
 
 }  // namespace simd
+
+// One element of memory as an accumulator, and two neighbours.
+KITTENS_INLINE float widen(float x) { return x; }
+KITTENS_INLINE double widen(double x) { return x; }
+KITTENS_INLINE float widen(bf16 x) { return float_of_bits(static_cast<uint32_t>(x.bits) << 16); }
+KITTENS_INLINE float widen(fp16 x) {
+  const uint32_t bits = x.bits, sign = (bits & 0x8000) << 16, magnitude = (bits & 0x7fff) << 13;
+  const float finite = float_of_bits(magnitude) * 0x1p112f;
+  return float_of_bits((magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : bits_of_float(finite)) | sign);
+}
+template <class T, class Real> KITTENS_INLINE void widen_pair(const T* from, Real& x, Real& y) {
+  x = widen(from[0]);
+  y = widen(from[1]);
+}
+// The other way, rounded.
+template <class T> KITTENS_INLINE void put(T* to, accumulator<T> x) { simd::convert_elements(to, &x, 1); }
+
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens

@@ -102,6 +102,54 @@ KITTENS_INLINE void row_dot(row_vector<float>& v, shared_rows<shared_tile<T, R, 
   }
 }
 
+// Whether an element of a tile of a 16-bit type is infinite or NaN. The warpgroup meets here.
+template <class T, int R, int C> KITTENS_INLINE bool any_not_finite(const shared_tile<T, R, C>& tile) {
+  const uint4* data = reinterpret_cast<const uint4*>(tile.data);
+  constexpr uint32_t exponent = std::is_same_v<T, bf16> ? 0x7f80u : 0x7c00u;
+  bool found = false;
+  KITTENS_NO_UNROLL for (int i = thread::in_warpgroup_now(); i < R * C / 8; i += 128) {
+    const uint4 x = data[i];
+    const auto is_bad = [](uint32_t pair) { return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent; };
+    found |= is_bad(x.x) || is_bad(x.y) || is_bad(x.z) || is_bad(x.w);
+  }
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, one;\n"
+      "setp.ne.s32 mine, %1, 0;\n"
+      "barrier.cta.red.or.aligned.pred one, %2, 128, mine;\n"
+      "selp.s32 %0, 1, 0, one;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(static_cast<int>(found)), "r"(thread::warpgroup())
+      : "memory");
+  return any != 0;
+}
+
+// N rows of a shared tile: what is infinite or NaN becomes zero. Publish before products read them.
+template <int N, class T, int R, int C> KITTENS_INLINE void zero_not_finite(shared_rows<shared_tile<T, R, C>> rows) {
+  using layout = tile_layout<T, R, C>;
+  constexpr int span = layout::span_bytes / 2;
+  constexpr uint16_t exponent = std::is_same_v<T, bf16> ? 0x7f80u : 0x7c00u;
+  uint16_t* data = reinterpret_cast<uint16_t*>(rows.tile.data);
+  KITTENS_NO_UNROLL for (int i = thread::in_warpgroup_now(); i < N * C; i += 128) {
+    uint16_t& x = data[i / (N * span) * (R * span) + rows.first * span + i % (N * span)];
+    if ((x & exponent) == exponent) x = 0;
+  }
+}
+
+// The N rows from `to` on with zero(row): row 0 is the first of them. Publish before products read them.
+template <int N, class T, int R, int C, class F> KITTENS_INLINE void zero_rows(shared_rows<shared_tile<T, R, C>> to, F zero) {
+  using layout = tile_layout<T, R, C>;
+  constexpr int chunks = layout::span_bytes / 16;
+  KITTENS_NO_UNROLL for (int row = thread::in_warpgroup(); row < N; row += 128) {
+    if (!zero(row)) continue;
+    char* span = reinterpret_cast<char*>(to.tile.data) + (to.first + row) * layout::span_bytes;
+    KITTENS_NO_UNROLL for (int i = 0; i < layout::panels * chunks; i++)
+      *reinterpret_cast<uint4*>(span + i / chunks * layout::panel_bytes + i % chunks * 16) = uint4{0, 0, 0, 0};
+  }
+}
+
 // Makes stores visible to the products and copies of every warpgroup that meets at the barrier.
 KITTENS_INLINE void publish(named_barrier where) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -159,6 +207,20 @@ KITTENS_INLINE void load_rows(row_vector<float>& v, const float* pointer, int co
   KITTENS_UNROLL for (int i = 0; i < 2; i++) {
     const int row = thread::first_row() + 8 * i;
     v.d[i] = row < count ? pointer[row] : otherwise;
+  }
+}
+
+// v = the column sums of t, in a fixed order. The warpgroup meets here; v may be read once it has met others.
+template <int C> KITTENS_INLINE void sum_columns(shared_vector<float, C>& v, const register_tile<float, C>& t) {
+  KITTENS_NO_UNROLL for (int warp = 0; warp < 4; warp++) {
+    if (thread::warp() == warp)
+      KITTENS_UNROLL for (int i = 0; i < C / 2; i += i % 2 ? 3 : 1) {
+        float x = t.d[i] + t.d[i + 2];
+        KITTENS_UNROLL for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+        float& sum = v.data[8 * (i / 4) + thread::first_column() + i % 2];
+        if (thread::lane() < 4) sum = warp == 0 ? x : sum + x;
+      }
+    sync_warpgroup();
   }
 }
 

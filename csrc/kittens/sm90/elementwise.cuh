@@ -25,6 +25,78 @@ template <int C, class F> KITTENS_INLINE void zero_unless(register_tile<float, C
   KITTENS_UNROLL for (int i = 0; i < C / 2; i++)
     if (!f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1))) t.d[i] = 0;
 }
+// out = f(t), rounded
+template <class T, int C, class F> KITTENS_INLINE void map_into(register_tile<T, C>& out, const register_tile<float, C>& t, F f) {
+  KITTENS_UNROLL for (int i = 0; i < C / 4; i++) out.d[i] = pack<T>(f(t.d[2 * i]), f(t.d[2 * i + 1]));
+}
+// t = f(t, u) with u of a 16-bit type
+template <class T, int C, class F> KITTENS_INLINE void map_with(register_tile<float, C>& t, const register_tile<T, C>& u, F f) {
+  KITTENS_UNROLL for (int i = 0; i < C / 4; i++) {
+    const float2 y = unpack<T>(u.d[i]);
+    t.d[2 * i] = f(t.d[2 * i], y.x);
+    t.d[2 * i + 1] = f(t.d[2 * i + 1], y.y);
+  }
+}
+// The four below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they are. What the groups load is
+// not in flight at once: that of a whole tile would take all registers. Rows and columns are worked out anew, as above.
+//
+// f(row, column, x), in place
+template <int C, class F> KITTENS_INLINE void map_below(register_tile<float, C>& t, int end, F f) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int g = 0; g < C / 2; g += 16)
+    if (2 * g < end)
+      KITTENS_UNROLL for (int i = g; i < g + 16 && i < C / 2; i++)
+        t.d[i] = f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1), t.d[i]);
+}
+// t = f(row, column) ? t : 0
+template <int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<float, C>& t, int end, F f) {
+  map_below(t, end, [&](int row, int column, float x) { return f(row, column) ? x : 0.f; });
+}
+// t = f(t, draw(row, column), a, b) for the eight elements of the rows row + 8 a and columns column + 8 b, which one thread holds: a draw is asked
+// for where row % 16 < 8 and column % 32 < 8.
+template <int C, class Draw, class F> KITTENS_INLINE void map_eights(register_tile<float, C>& t, int end, Draw draw, F f) {
+  static_assert(C % 32 == 0, "map_eights: a draw reaches over 32 columns");
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 16)
+    if (2 * i < end)
+      KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+        const auto drawn = draw(row, 2 * i + column + e);
+        KITTENS_UNROLL for (int k = 0; k < 8; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
+      }
+}
+// The same for the four elements of the rows row + 8 a and columns column + 8 b, b = 0 or 1: asked for where row % 16 < 8 and column % 16 < 8.
+template <int C, class Draw, class F> KITTENS_INLINE void map_fours(register_tile<float, C>& t, int end, Draw draw, F f) {
+  static_assert(C % 32 == 0, "map_fours: columns are taken in groups of 32");
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int g = 0; g < C / 2; g += 16)
+    if (2 * g < end)
+      KITTENS_UNROLL for (int i = g; i < g + 16; i += 8)
+        KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+          const auto drawn = draw(row, 2 * i + column + e);
+          KITTENS_UNROLL for (int k = 0; k < 4; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
+        }
+}
+// f(row, column, x, y), in place, of each two neighbours: x of an even column, y of the next. Rows and columns are worked out anew, as above.
+template <int C, class F> KITTENS_INLINE void map_pairs(register_tile<float, C>& t, F f) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 2) f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column, t.d[i], t.d[i + 1]);
+}
+// t += f(element), of the columns below `count`: a row's element c is from(row)[c * stride], widened. Addresses follow from each other, since all
+// of them at once would not fit the registers.
+template <int C, class From, class F> KITTENS_INLINE void add_from(register_tile<float, C>& t, From from, int64_t stride, int count, F f) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  auto upper = from(row) + column * stride, lower = from(row + 8) + column * stride;
+  KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
+    KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+      if (8 * j + column + e < count) {
+        t.d[4 * j + e] += f(widen(upper[e * stride]));
+        t.d[4 * j + 2 + e] += f(widen(lower[e * stride]));
+      }
+    }
+    upper += 8 * stride, lower += 8 * stride;
+    asm volatile("" : "+l"(upper), "+l"(lower));
+  }
+}
 template <class F> KITTENS_INLINE void map(row_vector<float>& out, const row_vector<float>& a, F f) {
   KITTENS_UNROLL for (int r = 0; r < 2; r++) out.d[r] = f(a.d[r]);
 }
@@ -76,6 +148,49 @@ template <int C, class First, class End> KITTENS_INLINE void keep_columns(regist
       x = visible >> k & 1 ? x : -infinity<float>();
     }
   }
+}
+
+// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become -infinity. The lanes of a quad, which share two
+// rows, ask for a part of the words each and exchange them.
+template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits) {
+  static_assert(C % 64 == 0, "keep_where: the words of two rows must divide evenly among the four lanes that hold them");
+  constexpr int row_words = C / 32, own = row_words / 2;
+  const int lane = thread::in_warpgroup_now() & 31, row = thread::first_row_now();
+  uint32_t words[own];
+  KITTENS_UNROLL for (int i = 0; i < own; i++) {
+    const int at = 4 * i + (lane & 3);
+    words[i] = bits(row + 8 * (at / row_words), 32 * (at % row_words));
+  }
+  KITTENS_UNROLL for (int at = 0; at < 2 * row_words; at++) {
+    const uint32_t word = __shfl_sync(~0u, words[at / 4], (lane & 28) + at % 4) >> thread::first_column_now();
+    KITTENS_UNROLL for (int k = 0; k < 8; k++) {
+      float& x = t.d[4 * (4 * (at % row_words) + k / 2) + 2 * (at / row_words) + k % 2];
+      x = word >> (8 * (k / 2) + k % 2) & 1 ? x : -infinity<float>();
+    }
+  }
+}
+
+// draw(row, column) decides on eight elements, those of the rows row + 8 a and columns column + 8 b, by kept(a, b); it is asked where
+// row % 16 < 8 and column % 32 < 8. Elements that are not kept become zero.
+template <class T, int C, class F>
+  requires is_16_bit<T>
+KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, F draw) {
+  static_assert(C % 32 == 0, "keep_drawn: a draw reaches over 32 columns");
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  KITTENS_UNROLL for (int from = 0; from < C; from += 32) {
+    const auto even = draw(row, from + column), odd = draw(row, from + column + 1);
+    KITTENS_UNROLL for (int a = 0; a < 2; a++) {
+      KITTENS_UNROLL for (int b = 0; b < 4; b++)
+        t.d[from / 4 + 2 * b + a] &= (even.kept(a, b) ? 0x0000FFFFu : 0u) | (odd.kept(a, b) ? 0xFFFF0000u : 0u);
+    }
+  }
+}
+
+// Whether f(r) holds for some r < N: every warp asks for all of them, so that all agree.
+template <int N, class F> KITTENS_INLINE bool any_of(F f) {
+  bool any = false;
+  KITTENS_NO_UNROLL for (int r = thread::lane(); r < N; r += 32) any |= f(r);
+  return __any_sync(~0u, any);
 }
 
 // v = max(v, row maxima of t). A NaN does not survive a maximum; it does survive the exponential that follows.

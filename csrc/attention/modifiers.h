@@ -1,0 +1,45 @@
+// What changes the scores beyond a scale and a key interval. In natural-log units
+//   x_ij = softcap(scale q.k) + bias_ij - slope |i + diagonal - j|,   softcap(x) = c tanh(x / c), without it where c is 0
+// and key j is visible to row i if the interval, the mask and the key length all admit it. Dropout acts on the normalised weights (dropout.h).
+//
+// Tensors stay where they are: any strides, in elements and 0 where a dimension is broadcast; any alignment.
+#pragma once
+#include <cstdint>
+
+#include "../kittens/core/defines.h"
+
+namespace kittens_torch {
+
+struct score_modifiers {
+  const unsigned char* mask = nullptr;  // bytes of a bool tensor over (batch, head, row, key): not 0 where the key is visible
+  int64_t mask_stride[4] = {};
+  const void* bias = nullptr;  // over (batch, head, row, key), added to the scores
+  int64_t bias_stride[4] = {};
+  bool bias_is_real = false;           // its elements are accumulators (float; double for float64), else the query's
+  const int* key_lengths = nullptr;    // (batch): keys from this one on are hidden. Contiguous
+  const void* alibi_slopes = nullptr;  // accumulators over (batch, head)
+  int64_t alibi_stride[2] = {};
+  const void* sinks = nullptr;  // accumulators over (head): a score of every row that has no value
+  int64_t sink_stride = 0;
+  const int64_t* dropout_state = nullptr;  // (seed, offset) in the device's memory; null: no dropout
+  uint32_t dropout_threshold = 0;          // dropout.h
+  double keep_scale = 1;                   // what the kept weights are multiplied by
+  double softcap = 0;
+  int diagonal = 0;  // Lk - Lq of the caller's tensors
+  int start = 0;     // the kernel's key 0 is this one of the caller's, whose keys all of the above counts
+
+  bool any() const {
+    return mask || bias || key_lengths || alibi_slopes || sinks || dropout_state || softcap != 0;
+  }
+};
+
+// Where a (batch, head, row, key) lies, with the caller's key.
+KITTENS_HOST_DEVICE int64_t modifier_offset(const int64_t (&stride)[4], int batch, int head, int row, int key) {
+  return batch * stride[0] + head * stride[1] + row * stride[2] + key * stride[3];
+}
+
+// A finite bias below this counts as this, so that log2(e) times it is finite too: the most negative finite number does not hide a key.
+inline constexpr double least_bias_float = -1.7e38;
+inline constexpr double least_bias_double = -1.2e308;
+
+}  // namespace kittens_torch
