@@ -366,6 +366,56 @@ def test_zero_rows(machine: Machine, family: str, element: str, sizes: tuple[int
     assert_equal("zero_rows", read, expected.masked_fill(flags.bool()[:, None], 0.0))
 
 
+@on_every_machine("signed")
+def test_signed_weights(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    """map_into, map_with, map_below, zero_unless_below, map_eights, map_fours and put."""
+    columns, dtype, real = sizes[0], DTYPES[element], REAL[element]
+    source, numbers = integers(64, columns, dtype=real), torch.randint(0, 256, (64, columns), dtype=torch.int32)
+    row, column = torch.arange(64)[:, None], torch.arange(columns)[None, :]
+    eights = numbers[row // 16 * 16 + row % 8, column // 32 * 32 + column % 8]
+    fours = numbers[row // 16 * 16 + row % 8, column // 16 * 16 + column % 8]
+    a = row // 8 % 2 * 4
+    for end in (-5, 0, 1, 32, 33, columns, 200):
+        out = poisoned(5, 64, columns, device=machine.device, dtype=real)
+        rounded = poisoned(64, columns, device=machine.device, dtype=dtype)
+        given = [source.to(machine.device), numbers.to(machine.device), out, rounded]
+        machine.run(name(family, element, sizes), given, [end])
+        below = column // 32 * 32 < end
+        assert_equal("map_into, map_with", out[0], source * 1002)
+        assert_equal("map_below", out[1], source + torch.where(below, 100 * row + column, 0))
+        assert_equal("zero_unless_below", out[2], source.masked_fill(below & ((row + column) % 3 != 0), 0.0))
+        assert_equal("map_eights", out[3], source + torch.where(below, 8 * eights + a + column // 8 % 4, 0))
+        assert_equal("map_fours", out[4], source + torch.where(below, 8 * fours + a + column // 8 % 2, 0))
+        assert_equal("put", rounded, (source / 3).to(dtype))
+
+
+@on_every_machine("finite")
+def test_what_is_not_finite(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    """any_not_finite and zero_not_finite, wherever in the tile it is."""
+    dtype, real = DTYPES[element], REAL[element]
+    places = [(0, 0), (3, 9), (63, sizes[0] - 1), (64, 1), (127, sizes[0] - 1), (90, 33)]
+    largest = torch.finfo(dtype).max
+    for bad in ([], *([place] for place in places), places):
+        source = (integers(1, 1, 128, *sizes) + 10).to(dtype)
+        source[0, 0, 5, :4] = torch.tensor([largest, -largest, 0.0, -0.0], dtype=dtype)
+        for i, place in enumerate(bad):
+            source[0, 0][place] = (float("nan"), float("inf"), -float("inf"))[i % 3]
+        read = poisoned(128, *sizes, device=machine.device, dtype=real)
+        found = poisoned(2, 64, 8, device=machine.device, dtype=real)
+        machine.run(name(family, element, sizes), [source.to(machine.device), read, found])
+        exact = source[0, 0].to(real)
+        assert_equal("zero_not_finite", read, exact.where(exact.isfinite(), torch.zeros((), dtype=real)))
+        assert (found[..., 0] == (1.0 if bad else 0.0)).all() and not found[..., 1].any()
+
+
+@on_every_machine("column_sums")
+def test_column_sums(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    source = integers(64, *sizes, dtype=DTYPES[element])
+    out = poisoned(64, *sizes, device=machine.device, dtype=DTYPES[element])
+    machine.run(name(family, element, sizes), [source.to(machine.device), out])
+    assert_equal("sum_columns", out, source.sum(0).expand(64, -1))
+
+
 @on_every_machine("exp2_into")
 def test_exp2_into(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
     real, dtype, scale = REAL[element], DTYPES[element], 0.37

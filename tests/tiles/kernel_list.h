@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../csrc/kittens/tutorial/gemm.cuh"
+#include "gradient_kernels.h"
 #include "mask_kernels.h"
 #include "pipeline_kernels.h"
 #include "product_kernels.h"
@@ -89,6 +90,11 @@ class kernel_list {
     add<drop_kernel<T, 128>>("keep_drawn", type_name<T>(), {128});
     add<zero_kernel<T, 64>>("zero_rows", type_name<T>(), {64});
     add<zero_kernel<T, 80>>("zero_rows", type_name<T>(), {80});
+    add<signed_kernel<T, 64>>("signed", type_name<T>(), {64});
+    add<signed_kernel<T, 96>>("signed", type_name<T>(), {96});
+    add<finite_kernel<T, 64>>("finite", type_name<T>(), {64});
+    add<finite_kernel<T, 80>>("finite", type_name<T>(), {80});
+    add<finite_kernel<T, 128>>("finite", type_name<T>(), {128});
     add<scalar_kernel<T>>("scalars", type_name<T>(), {});
     add("gemm", type_name<T>(), {}, &launch_gemm<T>);
   }
@@ -99,6 +105,8 @@ class kernel_list {
     add_keeping<Real, 8, 80, 96, 128>();
     add<hide_kernel<Real, 64>>("hide", type_name<Real>(), {64});
     add<hide_kernel<Real, 128>>("hide", type_name<Real>(), {128});
+    add<column_sum_kernel<Real, 64>>("column_sums", type_name<Real>(), {64});
+    add<column_sum_kernel<Real, 80>>("column_sums", type_name<Real>(), {80});
     add<vector_kernel<Real>>("vectors", type_name<Real>(), {});
     add<column_kernel<Real, 64>>("map_columns", type_name<Real>(), {64});
     add<column_kernel<Real, 80>>("map_columns", type_name<Real>(), {80});
