@@ -101,7 +101,8 @@ PIPELINE = {
     "same phase twice": rf"wrong phase: wait\(0\) on {BARRIER}, for the phase this warpgroup has waited for already",
     "no init": f"(expect|wait) on {BARRIER} before its init",
     "no publish_barriers": "(wait|expect|arrive) on the .*barrier .*before (publish_barriers|its init)",
-    "no await_earlier_launches": "copy touches global memory before await_earlier_launches, and the kernel starts early",
+    "no await_earlier_launches": "copy touches global memory before await_earlier_launches, and the kernel starts "
+    "early",
     "vector read before its copy": f"load_columns reads {BIAS} before its copy has completed",
     "message released twice": r"release of a message in the mailbox at shared\+\d+, which this warpgroup has not "
     "waited for",
