@@ -281,7 +281,7 @@ def test_results_that_are_not_tensors_are_copied_and_pickled() -> None:
         assert torch.equal(other.dense(), mask.dense())
 
 
-# Threads
+# Threads and devices
 
 
 @devices
@@ -329,3 +329,27 @@ assert len(results) == 8 and all(torch.equal(result, results[0]) for result in r
 torch.testing.assert_close(results[0], expected)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(kittens_torch.__file__).parents[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("route", ["attention", "enable"])
+def test_second_device(route: str, outcomes: list[Any]) -> None:
+    """The tensors' device counts, not the current one, also in a stream of that device and in autograd's thread."""
+    query, key, value = leaves(*inputs("cuda:1", torch.bfloat16, length_q=70))
+    side = torch.cuda.Stream("cuda:1")
+    side.wait_stream(torch.cuda.current_stream("cuda:1"))
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.stream(side):
+        torch.cuda.set_device(0)
+        if route == "attention":
+            output = kittens_torch.attention(query, key, value)
+        else:
+            with kittens_torch.enabled():
+                output = F.scaled_dot_product_attention(query, key, value)
+        assert isinstance(output, Tensor)
+        gradients = torch.autograd.grad(output, (query, key, value), output.detach())
+    torch.cuda.synchronize("cuda:1")
+    assert torch.cuda.current_device() == 0 and {tensor.device.index for tensor in (output, *gradients)} == {1}
+    check_gradients(gradients, query, key, value, output.detach())
+    assert len(outcomes) == (route == "enable")
