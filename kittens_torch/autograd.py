@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
+from . import modified, ops
 from .backward import run_backward, run_backward_modified
 
 SECOND_DERIVATIVE = (
@@ -196,7 +196,7 @@ class ModifiedAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         settings = (scale, corner, window_left, window_right)
         tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
-        return ops.run_forward_modified(query, key, value, *settings, *tensors, dropout_p, softcap)
+        return modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -208,7 +208,8 @@ class ModifiedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, modifiers = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        tensors = ctx.saved_tensors  # once: under checkpoint each look computes the forward again
+        saved, modifiers = tensors[:5], tensors[5:]
         needs = ctx.needs_input_grad
         needed = (*needs[:3], needs[8], needs[11])
         if grad_output is None and grad_logsumexp is None:

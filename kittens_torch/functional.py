@@ -12,7 +12,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import call, dispatch, ops
+from . import call, dispatch, modified, ops
 from .autograd import Attention, ModifiedAttention
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
@@ -229,7 +229,7 @@ def _run_modified(
     if _is_differentiated(query, key, value, bias, sinks):
         result = ModifiedAttention.apply(query, key, value, *settings, *tensors, dropout_p, softcap, deterministic)
     else:
-        result = ops.run_forward_modified(query, key, value, *settings, *tensors, dropout_p, softcap)
+        result = modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
     output, logsumexp = result
     if drops_all:
         output = output.masked_fill(output.new_ones((), dtype=torch.bool), 0.0)

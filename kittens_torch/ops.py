@@ -65,6 +65,7 @@ checked_forward = torch.ops.kittens_torch.checked_forward.default
 # dropout_state (2), int64: seed and offset; dropout_p in [0, 1); softcap, 0 for none.
 forward_modified = torch.ops.kittens_torch.forward_modified.default
 checked_forward_modified = torch.ops.kittens_torch.checked_forward_modified.default
+classify_mask = torch.ops.kittens_torch.classify_mask.default
 
 
 def _is_known(condition: Any) -> bool:
@@ -115,6 +116,20 @@ batch_over(checked_forward)
 batch_over_modified(forward_modified)
 batch_over_modified(checked_forward_modified)
 
+
+def _fake_classes(mask: Tensor, query: Tensor, key: Tensor, *interval: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def of_mask(dim: int) -> Any:
+        return 1 if _is_known(mask.stride(dim) == 0) else mask.shape[dim]
+
+    planes, rows, keys = of_mask(0) * of_mask(1), of_mask(2), key.shape[2]
+    strips = planes * ((rows + 63) // 64)
+    tiles = mask.new_empty(strips * ((keys + 63) // 64), dtype=torch.uint8)
+    ranges = mask.new_empty(strips * 2, dtype=torch.int32)
+    return tiles, ranges, mask.new_empty(0 if _is_known(rows == 1) else planes * keys, dtype=torch.uint8)
+
+
+torch.library.register_fake("kittens_torch::classify_mask", _fake_classes)
+
 _checked: tuple[int, int] | None = None
 
 
@@ -160,10 +175,3 @@ def run_forward(
     if _checked is not None and query.device.type == "cpu":
         return checked_forward(query, key, value, scale, corner, window_left, window_right, *_checked)
     return forward(query, key, value, scale, corner, window_left, window_right)
-
-
-def run_forward_modified(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    """The forward op with modifiers on the flavour in force: (output, logsumexp)."""
-    if _checked is not None and query.device.type == "cpu":
-        return checked_forward_modified(query, key, value, *settings, *_checked)
-    return forward_modified(query, key, value, *settings)

@@ -93,7 +93,7 @@ _NEED_BIAS = 21
 
 
 def batch_over_modified_backward(op: Callable[..., tuple[Tensor, ...]]) -> None:
-    """Registers the rule for a backward op with modifiers; batches are those of the forward, so that dropout agrees.
+    """Registers the rule for a backward op with modifiers: batches as in `batch_over_modified`, so that dropout agrees.
 
     A bias whose gradient is asked for gets all batches, so that the gradient of each element of the mapped dimension is
     its own.

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 
 import kittens_torch
+from kittens_torch import reference
 
 # (head_dim, value_dim, configurations of the sm90 table that take them)
 CLASSES = ((64, 64, (0,)), (96, 96, (1,)), (128, 128, (2, 3)), (192, 128, (4,)), (192, 192, (5,)), (256, 256, (6, 7)))
@@ -53,11 +54,39 @@ def wrong_calls() -> Iterator[str]:
                         yield f"{shape}, mask {mask}, configuration {configuration}: off by {error}"
 
 
+def wrong_modified_calls() -> Iterator[str]:
+    """Masks and biases of every kind of alignment, at the edges of their memory."""
+    for head_dim in (64, 128, 256):
+        for length_q, length_k in LENGTHS:
+            query, key, value = (
+                torch.randn(1, heads, length, head_dim, device="cuda", dtype=torch.bfloat16)
+                for heads, length in ((2, length_q), (1, length_k), (1, length_k))
+            )
+            mask = torch.rand(1, 2, length_q, length_k, device="cuda") > 0.3
+            bias = torch.randn(1, 2, length_q, length_k, device="cuda")
+            for given in (
+                {"mask": mask, "bias": bias.bfloat16()},
+                {"mask": mask.mT.contiguous().mT, "bias": bias.mT.contiguous().mT, "causal": "lower_right"},
+                {"mask": mask[:, :, :1], "softcap": 5.0, "sinks": torch.randn(2, device="cuda")},
+                {
+                    "key_lengths": torch.tensor([length_k // 2], device="cuda"),
+                    "alibi_slopes": torch.rand(2, device="cuda"),
+                },
+            ):
+                exact, _ = reference.attention(query.double(), key.double(), value.double(), **given)
+                error = (kittens_torch.attention(query, key, value, **given) - exact).abs().max().item()
+                if not error < 3e-2:
+                    yield f"{length_q} x {length_k}, head dim {head_dim}, {', '.join(given)}: off by {error}"
+            dropped = kittens_torch.attention(query, key, value, mask=mask, dropout_p=0.5)
+            if not torch.isfinite(dropped).all():
+                yield f"{length_q} x {length_k}, head dim {head_dim}, dropout: not finite"
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("sanitizer_matrix: needs a GPU of compute capability 9.0")
     torch.manual_seed(0)
-    wrong = list(wrong_calls())
+    wrong = [*wrong_calls(), *wrong_modified_calls()]
     for text in wrong:
         print("wrong:", text)
     print(f"{kittens_torch.__name__}: {len(wrong)} wrong results")

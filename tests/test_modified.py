@@ -10,7 +10,7 @@ from helpers import check_forward, check_result, every_place, inputs, normal, pl
 from torch import Tensor
 
 import kittens_torch
-from kittens_torch import attention, reference
+from kittens_torch import attention, dispatch, modified, ops, reference
 
 INF = float("inf")
 
@@ -355,6 +355,28 @@ def test_checked_machine(seed: int, dtype: torch.dtype, head_dim: int) -> None:
         check_forward(query, key, value, key_lengths=torch.tensor([3, 200]), dropout_p=0.0)
 
 
+@pytest.mark.parametrize("machine", ["cpu", "checked"])
+def test_every_row_of_the_table(machine: str) -> None:
+    query, key, value = inputs("cpu", torch.bfloat16, heads=2, length_q=140, length_k=330, head_dim=24)
+    mask = torch.rand(1, 2, 140, 330) > 0.4
+    settings = (24**-0.5, 2, -1, -1, mask, None, None, None, None, None, 0.0, 4.0)
+    rows = 0
+    while rows < 100:
+        try:
+            if machine == "cpu":
+                output, logsumexp = ops.forward_modified(query, key, value, *settings, rows)
+            else:
+                output, logsumexp = ops.checked_forward_modified(query, key, value, *settings, rows, 1)
+        except RuntimeError as error:
+            assert "no such row" in str(error)
+            break
+        check_result(output, logsumexp, query, key, value, causal="lower_right", mask=mask, softcap=4.0)
+        rows += 1
+    assert rows == 3
+    if dispatch.has_plan():
+        assert rows == len(dispatch._plan.configurations("cpu" if machine == "cpu" else "sm90", True))
+
+
 @usual_place
 def test_the_same_bits_at_every_run(device: str, dtype: torch.dtype) -> None:
     query, key, value = inputs(device, dtype, batch=2, heads=4, length_q=300, length_k=400)
@@ -395,3 +417,83 @@ def test_result_is_checked() -> None:
     output, logsumexp = attention(query, key, value, softcap=2.0, return_lse=True)
     with pytest.raises(AssertionError):
         check_result(output, logsumexp, query, key, value, softcap=2.1)
+
+
+# What is remembered of masks
+
+
+@usual_place
+def test_a_mask_that_comes_again_and_one_that_has_changed(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, key, value = inputs(device, dtype, length_q=300, length_k=400)
+    calls = []
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return classify(*arguments)
+
+    classify = ops.classify_mask
+    monkeypatch.setattr(ops, "classify_mask", counting)
+    modified._known.clear()
+    masks = torch.rand(2, 300, 400, device=device) > 0.5
+
+    def runs(mask: Tensor, times: int, **interval: Any) -> None:
+        before = len(calls)
+        check_forward(query, key, value, mask=mask, **interval)
+        assert len(calls) - before == times
+
+    runs(masks[0], 1)
+    runs(masks[0], 0)  # another view of the same
+    runs(masks[1], 1)
+    runs(masks[0], 0)
+    runs(masks[0], 1, causal="lower_right")  # other keys are unseen
+    masks[0, :, :200] = False  # in place
+    runs(masks[0], 1)
+    runs(masks[0], 0)
+    runs(masks[0].clone(), 1)
+    for _ in range(20):  # memory that is used again, and no more is remembered than so many
+        runs(torch.rand(300, 400, device=device) > 0.3, 1)
+    assert len(modified._known) == modified.REMEMBERED
+    runs(masks[0], 1)
+    small = torch.rand(1, 1, 1, 400, device=device) > 0.5
+    runs(small, 0)
+
+
+@usual_place
+def test_classes_of_another_mask_are_refused(device: str, dtype: torch.dtype) -> None:
+    query, key, value = inputs(device, dtype, length_q=100, length_k=200)
+    mask = torch.rand(1, 1, 100, 200, device=device) > 0.5
+    tiles, ranges, seen = ops.classify_mask(mask, query, key, 0, -1, -1)
+    assert tiles.numel() == 8 and ranges.numel() == 4 and torch.equal(seen.bool(), mask.any(2).flatten())
+    settings = (1.0, 0, -1, -1, mask, None, None, None, None, None, 0.0, 0.0, -1)
+    with pytest.raises(RuntimeError, match=r"mask_tiles.*of another mask"):
+        ops.forward_modified(query, key, value, *settings, tiles[:-1].clone(), ranges, seen)
+
+
+@usual_place
+def test_every_class_of_tiles(device: str, dtype: torch.dtype) -> None:
+    """The classes themselves, of every shape of mask, against torch."""
+    batch, heads, length_q, length_k = 2, 3, 150, 210
+    query, key, _ = inputs(device, dtype, batch=batch, heads=heads, length_q=length_q, length_k=length_k, head_dim=8)
+    pad = torch.nn.functional.pad
+    for shape in ((2, 3, 150, 210), (1, 3, 150, 210), (2, 1, 150, 210), (1, 1, 1, 210), (2, 3, 1, 210), (1, 1, 150, 1)):
+        chosen = torch.randint(0, 3, (*shape[:2], -(-shape[2] // 64), -(-shape[3] // 64)), device=device)
+        large = chosen.repeat_interleave(64, 2).repeat_interleave(64, 3)[:, :, : shape[2], : shape[3]]
+        mask = (large == 2) | ((large == 1) & (torch.rand(shape, device=device) > 0.5))
+        tiles, ranges, seen = ops.classify_mask(mask, query, key, 0, -1, -1)
+        wide = mask.expand(*shape[:3], length_k)
+        rows, columns = -shape[2] % 64, -length_k % 64
+
+        def reduced(fill: bool, of: Any, wide: Tensor = wide, rows: int = rows, columns: int = columns) -> Tensor:
+            whole = pad(wide, (0, columns, 0, rows), value=fill)
+            return of(of(whole.unflatten(3, (-1, 64)).unflatten(2, (-1, 64)), 5), 3)
+
+        any_seen, all_seen = reduced(False, torch.any), reduced(True, torch.all)
+        expected = any_seen.int() + all_seen.int()
+        assert torch.equal(tiles.int(), expected.flatten())
+        for found, row in zip(ranges.view(-1, 2).tolist(), any_seen.flatten(0, 2).tolist(), strict=True):
+            inside = [index for index, value in enumerate(row) if value]
+            assert found == ([inside[0], inside[-1] + 1] if inside else [0, 0])
+        if shape[2] > 1:
+            assert torch.equal(seen.bool(), wide.any(2).flatten())

@@ -172,8 +172,10 @@ forward_result forward_cuda(Tensor query, Tensor key, Tensor value, double scale
 forward_result modified_forward_cpu(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
                                     std::optional<Tensor> mask, std::optional<Tensor> bias, std::optional<Tensor> key_lengths,
                                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, std::optional<Tensor> dropout_state,
-                                    double dropout_p, double softcap, int64_t configuration) {
-  const modifier_inputs modified{mask, bias, key_lengths, alibi_slopes, sinks, dropout_state, dropout_p, softcap};
+                                    double dropout_p, double softcap, int64_t configuration, std::optional<Tensor> mask_tiles,
+                                    std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
+  const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
+                                 dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, std::nullopt, &modified);
 }
 
@@ -189,9 +191,42 @@ forward_result checked_modified_forward(Tensor query, Tensor key, Tensor value, 
 forward_result modified_forward_cuda(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
                                      std::optional<Tensor> mask, std::optional<Tensor> bias, std::optional<Tensor> key_lengths,
                                      std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, std::optional<Tensor> dropout_state,
-                                     double dropout_p, double softcap, int64_t configuration) {
-  const modifier_inputs modified{mask, bias, key_lengths, alibi_slopes, sinks, dropout_state, dropout_p, softcap};
+                                     double dropout_p, double softcap, int64_t configuration, std::optional<Tensor> mask_tiles,
+                                     std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
+  const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
+                                 dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
   return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, &modified);
+}
+
+namespace {
+
+mask_classes classes_of(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left, int64_t window_right,
+                        const kittens::execution& execution) {
+  check_inputs(query, key, key, 1.0, corner, window_left, window_right);
+  const forward_problem problem = problem_of(machine_kind::cpu, query, key, key, corner, window_left, window_right, 1);
+  const interval_mask visible =
+      make_interval(problem.corner, problem.window_left, problem.window_right, static_cast<int>(problem.length_q), static_cast<int>(problem.length_k));
+  const modifier_inputs inputs{mask, {}, {}, {}, {}, {}, 0, 0};
+  const classified_mask known = classify_mask(modifiers_of(inputs, query, key), inputs, with_every_key(visible), query, key, execution);
+  return {*known.tiles, *known.ranges, *known.seen};
+}
+
+}  // namespace
+
+mask_classes classify_mask_cpu(Tensor mask, Tensor query, Tensor key, int64_t corner, int64_t window_left, int64_t window_right) {
+  return classes_of(mask, query, key, corner, window_left, window_right, cpu_execution(0));
+}
+
+mask_classes classify_mask_cuda(Tensor mask, Tensor query, Tensor key, int64_t corner, int64_t window_left, int64_t window_right) {
+#ifdef KITTENS_CUDA
+  const int device = query.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  if (const char* error = kittens::use_device(device)) check(false, "device ", device, ": ", error);
+  return classes_of(mask, query, key, corner, window_left, window_right, {current_stream(device)});
+#else
+  check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
+  return {Tensor(), Tensor(), Tensor()};
+#endif
 }
 
 }  // namespace kittens_torch

@@ -23,18 +23,27 @@ forward_result modified_forward_cpu(
     int64_t window_left, int64_t window_right, std::optional<torch::stable::Tensor> mask, std::optional<torch::stable::Tensor> bias,
     std::optional<torch::stable::Tensor> key_lengths, std::optional<torch::stable::Tensor> alibi_slopes,
     std::optional<torch::stable::Tensor> sinks, std::optional<torch::stable::Tensor> dropout_state, double dropout_p, double softcap,
-    int64_t configuration);
+    int64_t configuration, std::optional<torch::stable::Tensor> mask_tiles, std::optional<torch::stable::Tensor> mask_ranges,
+    std::optional<torch::stable::Tensor> mask_seen);
 forward_result modified_forward_cuda(
     torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
     int64_t window_left, int64_t window_right, std::optional<torch::stable::Tensor> mask, std::optional<torch::stable::Tensor> bias,
     std::optional<torch::stable::Tensor> key_lengths, std::optional<torch::stable::Tensor> alibi_slopes,
     std::optional<torch::stable::Tensor> sinks, std::optional<torch::stable::Tensor> dropout_state, double dropout_p, double softcap,
-    int64_t configuration);
+    int64_t configuration, std::optional<torch::stable::Tensor> mask_tiles, std::optional<torch::stable::Tensor> mask_ranges,
+    std::optional<torch::stable::Tensor> mask_seen);
 forward_result checked_modified_forward(
     torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
     int64_t window_left, int64_t window_right, std::optional<torch::stable::Tensor> mask, std::optional<torch::stable::Tensor> bias,
     std::optional<torch::stable::Tensor> key_lengths, std::optional<torch::stable::Tensor> alibi_slopes,
     std::optional<torch::stable::Tensor> sinks, std::optional<torch::stable::Tensor> dropout_state, double dropout_p, double softcap,
     int64_t configuration, int64_t seed);
+
+// What is known of a bool mask: bytes of tiles, ranges of rows of tiles, bytes of keys; see attention/tile_classes.h.
+using mask_classes = std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor>;
+mask_classes classify_mask_cpu(torch::stable::Tensor mask, torch::stable::Tensor query, torch::stable::Tensor key, int64_t corner,
+                               int64_t window_left, int64_t window_right);
+mask_classes classify_mask_cuda(torch::stable::Tensor mask, torch::stable::Tensor query, torch::stable::Tensor key, int64_t corner,
+                                int64_t window_left, int64_t window_right);
 
 }  // namespace kittens_torch

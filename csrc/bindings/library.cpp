@@ -14,7 +14,9 @@ STABLE_TORCH_LIBRARY(kittens_torch, m) {
   m.def(
       "forward_modified(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
       " Tensor? mask, Tensor? bias, Tensor? key_lengths, Tensor? alibi_slopes, Tensor? sinks, Tensor? dropout_state, float dropout_p,"
-      " float softcap, int configuration=-1) -> (Tensor, Tensor)");
+      " float softcap, int configuration=-1, Tensor? mask_tiles=None, Tensor? mask_ranges=None, Tensor? mask_seen=None)"
+      " -> (Tensor, Tensor)");
+  m.def("classify_mask(Tensor mask, Tensor query, Tensor key, int corner, int window_left, int window_right) -> (Tensor, Tensor, Tensor)");
   m.def(
       "checked_forward_modified(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
       " Tensor? mask, Tensor? bias, Tensor? key_lengths, Tensor? alibi_slopes, Tensor? sinks, Tensor? dropout_state, float dropout_p,"
@@ -43,6 +45,7 @@ STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
   m.impl("forward", TORCH_BOX(&kittens_torch::forward_cpu));
   m.impl("checked_forward", TORCH_BOX(&kittens_torch::checked_forward));
   m.impl("forward_modified", TORCH_BOX(&kittens_torch::modified_forward_cpu));
+  m.impl("classify_mask", TORCH_BOX(&kittens_torch::classify_mask_cpu));
   m.impl("checked_forward_modified", TORCH_BOX(&kittens_torch::checked_modified_forward));
   m.impl("backward", TORCH_BOX(&kittens_torch::backward_cpu));
   m.impl("checked_backward", TORCH_BOX(&kittens_torch::checked_backward));
@@ -55,6 +58,7 @@ STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CUDA, m) {
   m.impl("forward", TORCH_BOX(&kittens_torch::forward_cuda));
   m.impl("forward_modified", TORCH_BOX(&kittens_torch::modified_forward_cuda));
+  m.impl("classify_mask", TORCH_BOX(&kittens_torch::classify_mask_cuda));
   m.impl("backward", TORCH_BOX(&kittens_torch::backward_cuda));
   m.impl("backward_modified", TORCH_BOX(&kittens_torch::modified_backward_cuda));
 }

@@ -99,8 +99,18 @@ classified_mask classify_mask(const score_modifiers& modifiers, const modifier_i
   classes.row_tiles = (m.rows + class_tile - 1) / class_tile;
   classes.key_tiles = (m.keys + class_tile - 1) / class_tile;
   const int64_t planes = int64_t(m.batch) * m.heads, strips = planes * classes.row_tiles;
-  known.tiles = empty_contiguous({strips * classes.key_tiles}, ScalarType::Byte, query);
-  known.ranges = empty_contiguous({strips * 2}, ScalarType::Int, query);
+  const bool is_known = inputs.mask_tiles && inputs.mask_ranges && inputs.mask_seen;
+  const auto given = [&](const char* name, const Tensor& t, ScalarType type, int64_t count) {
+    check_tensor(name, t, query, 1, 1, type, type, type == ScalarType::Int ? "int32" : "uint8");
+    check(t.size(0) == count && (count <= 1 || t.stride(0) == 1), name, " ", shape_text(t), " must be (", count, "), contiguous: of another mask?");
+    return t;
+  };
+  const int64_t seen = m.rows == 1 ? 0 : planes * m.keys;
+  known.tiles = is_known ? given("mask_tiles", *inputs.mask_tiles, ScalarType::Byte, strips * classes.key_tiles)
+                         : empty_contiguous({strips * classes.key_tiles}, ScalarType::Byte, query);
+  known.ranges = is_known ? given("mask_ranges", *inputs.mask_ranges, ScalarType::Int, strips * 2)
+                          : empty_contiguous({strips * 2}, ScalarType::Int, query);
+  known.seen = is_known ? given("mask_seen", *inputs.mask_seen, ScalarType::Byte, seen) : empty_contiguous({seen}, ScalarType::Byte, query);
   classes.tiles = static_cast<unsigned char*>(known.tiles->data_ptr());
   classes.ranges = static_cast<tile_range*>(known.ranges->data_ptr());
   if (m.rows == 1) {
@@ -109,13 +119,13 @@ classified_mask classify_mask(const score_modifiers& modifiers, const modifier_i
     classes.seen_stride[1] = m.stride[1];
     classes.seen_stride[2] = m.stride[3];
   } else {
-    known.seen = empty_contiguous({planes * m.keys}, ScalarType::Byte, query);
-    torch::stable::zero_(*known.seen);
+    if (!is_known) torch::stable::zero_(*known.seen);
     classes.seen = static_cast<unsigned char*>(known.seen->data_ptr());
     classes.seen_stride[0] = int64_t(classes.batch_planes) * m.keys;
     classes.seen_stride[1] = int64_t(classes.head_planes) * m.keys;
     classes.seen_stride[2] = 1;
   }
+  if (is_known || strips * m.keys == 0) return known;
   const char* error = nullptr;
 #ifdef KITTENS_CUDA
   error = query.is_cuda() ? classify_tiles_sm90(m, classes, execution) : classify_tiles_cpu(m, classes, execution);

@@ -9,6 +9,7 @@ namespace kittens_torch {
 struct modifier_inputs {
   std::optional<Tensor> mask, bias, key_lengths, alibi_slopes, sinks, dropout_state;
   double dropout_p, softcap;
+  std::optional<Tensor> mask_tiles, mask_ranges, mask_seen;  // what classify_mask made of the same mask before
 };
 
 // Checks them against query (batch, head, row, column) and key.
@@ -20,7 +21,8 @@ struct classified_mask {
   std::optional<Tensor> tiles, ranges, seen;
 };
 
-// Of modifiers.mask, where there is one: launched before the kernel that reads it, on the same stream. `visible`: by the caller's keys.
+// Of modifiers.mask, where there is one: launched before the kernel that reads it, on the same stream, unless the inputs have it already.
+// `visible`: by the caller's keys.
 classified_mask classify_mask(const score_modifiers& modifiers, const modifier_inputs& inputs, const interval_mask& visible, const Tensor& query,
                               const Tensor& key, const kittens::execution& execution);
 
