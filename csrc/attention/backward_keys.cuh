@@ -72,6 +72,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
   using params = backward_key_params<C>;
   using shared = backward_keys_shared<C, SumsQuery>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
+  static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -97,6 +98,10 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
     register_tile<real, C::value_dim> value_gradient;
     register_tile<real, C::block_q> scores, score_gradient;
     register_tile<T, C::block_q> weights, rounded_gradient;
+    column_vector<real, C::block_q> logsumexp2, delta;
+    // At 64 queries a step the first product would wait 400 cycles for the address register of the last step's additions (head_dim 128, causal, 4k
+    // keys: 510 against 484 TFLOP/s); at 128 the register is worth more (head_dim 64, full, 16k: 478 against 512).
+    using sums_of_query = tile_sums<real, C::block_q == 64>;
     int turn = 0;  // which of the two buffers dS goes through
 
     while (mail.wait().key >= 0) {
@@ -107,19 +112,19 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      auto step = [&](int head, int i, auto masked) {
+      auto step = [&](sums_of_query& sums, [[maybe_unused]] int head, int i, auto masked) {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         gradient.follow(query);
         const auto& q = query.wait();
-        const auto& logsumexp2 = s.logsumexp2[query.last()];
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
         if constexpr (C::modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
+          load_columns(logsumexp2, s.logsumexp2[query.last()]);
           const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key + mine);
           register_tile<T, C::block_q> slope;
           tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
@@ -127,13 +132,13 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           tile.differentiate_cap(scores, slope);
         }
         const auto& g = gradient.wait();
-        const auto& delta = s.delta[gradient.last()];
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, mine), g, 0);
         mma_commit();
         if constexpr (!C::modified) {
           mma_wait<1>();
           mma_done(scores);
+          load_columns(logsumexp2, s.logsumexp2[query.last()]);
           exp2_columns(scores, logsumexp2, p.scale_log2);
           if constexpr (masked) zero_unless(scores, visible);
         }
@@ -150,6 +155,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<0>();
         }
         mma_done(score_gradient);
+        load_columns(delta, s.delta[gradient.last()]);
         if constexpr (C::modified)
           map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         else
@@ -171,8 +177,8 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<1>();
           mma_done(value_gradient, query_gradient);
           gradient.release();
-          const int64_t sum = ((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg;
-          add_to(p.query_sum + sum * C::query_sum_tile, query_gradient);
+          sums.advance(p.sum_step);
+          sums.add(query_gradient);
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -188,13 +194,14 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       };
       const backward_key_blocks<C> blocks(p, w);
       for (int n = 0; n < p.group; n++) {
-        const int head = w.head * p.group + n;
         int i = blocks.first;
+        const int head = w.head * p.group + n;
+        sums_of_query sums(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i - 1) * 2 + wg) * C::query_sum_tile);
         if constexpr (C::modified)
-          for (; i < blocks.end; i++) step(head, i, std::true_type{});
-        for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
-        for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
-        for (; i < blocks.end; i++) step(head, i, std::true_type{});
+          for (; i < blocks.end; i++) step(sums, head, i, std::true_type{});
+        for (; i < blocks.plain_first; i++) step(sums, head, i, std::true_type{});
+        for (; i < blocks.plain_end; i++) step(sums, head, i, std::false_type{});
+        for (; i < blocks.end; i++) step(sums, head, i, std::true_type{});
       }
 
       if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V

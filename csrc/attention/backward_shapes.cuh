@@ -72,6 +72,7 @@ template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens
     s.mail.init(consumers);
   }
   cta.publish_barriers();
+  cta.await_earlier_launches();
 }
 
 // What the modified class adds to it.
@@ -120,6 +121,7 @@ template <class C> struct backward_key_params : backward_problem<C> {
   bool need_key, need_value;
   real* query_sum;  // (batch, head, step, 64-row tile or half of its columns) in private order
   int steps;        // query blocks of a head
+  int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
 };
 
 // A block of keys of one head, and the query blocks first <= i < end that see any of it.

@@ -36,6 +36,11 @@ template <class T> struct row_vector {
   T d[2];
 };
 
+// One value for each column of a tile: of every 8, the thread's two.
+template <class T, int C> struct column_vector {
+  T d[C / 4];
+};
+
 template <class T, int R, int C> struct alignas(1024) shared_tile {
   using element = T;
   using layout = tile_layout<T, R, C>;
