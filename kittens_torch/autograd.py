@@ -208,7 +208,8 @@ class ModifiedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, modifiers = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        tensors = ctx.saved_tensors  # once: under checkpoint each look computes the forward again
+        saved, modifiers = tensors[:5], tensors[5:]
         needs = ctx.needs_input_grad
         needed = (*needs[:3], needs[8], needs[11])
         if grad_output is None and grad_logsumexp is None:

@@ -39,7 +39,7 @@ def instance(flavour: str, operator: str = "forward") -> Path:
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not found")
 @pytest.mark.parametrize("flavour", NEWER)
-@pytest.mark.parametrize("operator", ["forward", "modified_forward", "backward"])
+@pytest.mark.parametrize("operator", ["forward", "modified_forward", "backward", "modified_backward"])
 def test_code_of_a_newer_instruction_set_cannot_replace_other_code(flavour: str, operator: str) -> None:
     """The linker keeps one copy of a weak function: all of them must carry the name of their machine."""
     told = subprocess.run(["nm", str(instance(flavour, operator))], capture_output=True, text=True, check=True).stdout
@@ -56,7 +56,7 @@ def flavours(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     runtime = [OBJECTS / f"kittens/cpu/{name}.cpp.o" for name in ("machine", "checker", "checker_barriers", "features")]
     target = tmp_path_factory.mktemp("flavours") / "flavours.so"
     sources = [Path(__file__).resolve().parent / f"flavours/{operator}.cpp" for operator in ("forward", "backward")]
-    operators = ("forward", "modified_forward", "backward")
+    operators = ("forward", "modified_forward", "backward", "modified_backward")
     objects = [instance(flavour, operator) for flavour in FLAVOURS for operator in operators]
     command = [*CXX, "-std=c++20", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}"]
     command += [str(path) for path in (*sources, *objects, *runtime)]
@@ -102,8 +102,9 @@ def test_every_instruction_set_is_right(
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize(("configuration", "head_dim"), [(0, 64), (1, 72), (2, 256)])
+@pytest.mark.parametrize("modified", [False, True])
 def test_gradients_of_every_instruction_set(
-    flavours: ctypes.CDLL, flavour: str, dtype: torch.dtype, configuration: int, head_dim: int
+    flavours: ctypes.CDLL, flavour: str, dtype: torch.dtype, configuration: int, head_dim: int, modified: bool
 ) -> None:
     number = FLAVOURS.index(flavour)
     if not flavours.flavour_runs(number):
@@ -114,18 +115,28 @@ def test_gradients_of_every_instruction_set(
     real = torch.float64 if dtype == torch.float64 else torch.float32
     operands = [torch.randn(1, heads, n, head_dim).to(dtype) for n in (length_q, length_k, length_k)]
     exact_operands = leaves(*(operand.double() for operand in operands))
-    exact, logsumexp = reference.attention(*exact_operands, causal="lower_right", scale=0.125)
+    keywords: dict[str, Any] = {"causal": "lower_right", "scale": 0.125}
+    mask, bias = torch.rand(length_q, length_k) > 0.3, torch.zeros(1, 1, length_q, length_k, dtype=real)
+    exact_bias, bias_copy = leaves(bias.double(), bias.to(dtype))
+    if modified:
+        keywords |= {"mask": mask, "softcap": 2.0}
+    exact, logsumexp = reference.attention(*exact_operands, bias=exact_bias if modified else None, **keywords)
     grad_output = torch.randn_like(exact).to(dtype)
     output, logsumexp = exact.detach().to(dtype), logsumexp.detach().to(real)
     grads = [torch.full_like(operand, float("nan")) for operand in operands]
     given = (*operands, output, grad_output, logsumexp, *grads)
+    grad_bias = torch.full_like(bias, float("nan"))
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in given]
+    pointers += [ctypes.c_void_p(tensor.data_ptr() if modified else None) for tensor in (mask, bias, grad_bias)]
     shape = (configuration, heads, length_q, length_k, head_dim)
     error = flavours.flavour_backward(number, DTYPES.index(dtype), *shape, *pointers)
     assert error is None, error.decode()
     exact.backward(grad_output.double())
     copies = leaves(*operands)
-    same_output, _ = reference.attention(*copies, causal="lower_right", scale=0.125)
+    same_output, _ = reference.attention(*copies, bias=bias_copy if modified else None, **keywords)
     same_output.backward(grad_output)
     for name, mine, right, same in zip(("dQ", "dK", "dV"), grads, exact_operands, copies, strict=True):
         assert_accurate(name, mine, right.grad, same.grad, 3)
+    if modified:
+        assert exact_bias.grad is not None and bias_copy.grad is not None
+        assert_accurate("dbias", grad_bias, exact_bias.grad, bias_copy.grad, 3)

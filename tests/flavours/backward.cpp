@@ -8,11 +8,15 @@
 using namespace kittens_torch;
 
 // query, output and their gradients (heads, length_q, head_dim); key, value and theirs (heads, length_k, head_dim);
-// causal from the lower right.
+// causal from the lower right. With a mask, bool (length_q, length_k), by the kernels that modify scores, whose soft cap
+// is 2; grad_bias is that of a bias of zeros, (1, 1, length_q, length_k) in the accumulators' type.
 extern "C" const char* flavour_backward(int flavour, int type, int configuration, int heads, int length_q, int length_k,
                                         int head_dim, void* query, void* key, void* value, void* output,
                                         void* grad_output, void* logsumexp, void* grad_query, void* grad_key,
-                                        void* grad_value) {
+                                        void* grad_value, const unsigned char* mask, void* bias, void* grad_bias) {
+  constexpr backward_launcher (*find_modified[])(element_type, int) = {
+      modified_backward_cpu_generic, modified_backward_cpu_avx2, modified_backward_cpu_avx512,
+      modified_backward_cpu_amx};
   constexpr backward_launcher (*find[])(element_type, int) = {backward_cpu_generic, backward_cpu_avx2,
                                                               backward_cpu_avx512, backward_cpu_amx};
   const auto view = [&](void* data, int64_t length) {
@@ -39,6 +43,16 @@ extern "C" const char* flavour_backward(int flavour, int type, int configuration
   std::vector<double> workspace(2 * heads * a.padded_q);  // of floats or doubles
   a.logsumexp2 = workspace.data();
   a.delta = workspace.data() + heads * a.padded_q;
-  const backward_launcher launch = find[flavour](a.type, configuration);
+  if (mask) {
+    a.modifiers.mask = mask;
+    a.modifiers.bias = bias;
+    a.modifiers.bias_is_real = true;
+    a.modifiers.mask_stride[2] = a.modifiers.bias_stride[2] = length_k;
+    a.modifiers.mask_stride[3] = a.modifiers.bias_stride[3] = 1;
+    a.modifiers.softcap = 2;
+    a.grad_bias = {grad_bias, {1, 1, length_q, length_k}, {0, 0, length_k, 1}};
+    a.bias_grid = 1;
+  }
+  const backward_launcher launch = (mask ? find_modified : find)[flavour](a.type, configuration);
   return launch ? launch(a, {}) : "no kernel";
 }
