@@ -54,8 +54,11 @@ template <class C, class Shared> struct backward_keys_producer {
       value.follow(key);
       key.load(p.key, {w.key, w.head, w.batch});
       value.load(p.value, {w.key, w.head, w.batch});
+      bool taken = false;
       KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
         KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) {
+          if (p.skips(w, head, i, taken)) continue;
+          taken = true;
           const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
           gradient.follow(query);
           query.load(p.query, {row, head, w.batch}, s.logsumexp2, p.logsumexp2 + at);
@@ -187,11 +190,16 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         query.release();
       };
       const backward_key_blocks<C> blocks(p, w);
+      [[maybe_unused]] bool taken = false;
       for (int n = 0; n < p.group; n++) {
         const int head = w.head * p.group + n;
         int i = blocks.first;
         if constexpr (C::modified)
-          for (; i < blocks.end; i++) step(head, i, std::true_type{});
+          for (; i < blocks.end; i++) {
+            if (p.skips(w, head, i, taken)) continue;
+            taken = true;
+            step(head, i, std::true_type{});
+          }
         for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
         for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
         for (; i < blocks.end; i++) step(head, i, std::true_type{});

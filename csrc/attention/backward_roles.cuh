@@ -59,8 +59,13 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
   // Walks the steps of a tile: the query blocks that see it, of each head of the group in turn.
   template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, Step step) {
     const backward_key_blocks<C> blocks(p, w);
+    bool taken = false;
     for (int n = 0; n < p.group; n++)
-      for (int i = blocks.first; i < blocks.end; i++) step(w.head * p.group + n, i, i < blocks.plain_first || i >= blocks.plain_end);
+      for (int i = blocks.first; i < blocks.end; i++) {
+        if (p.skips(w, w.head * p.group + n, i, taken)) continue;
+        taken = true;
+        step(w.head * p.group + n, i, i < blocks.plain_first || i >= blocks.plain_end);
+      }
   }
   static KITTENS_INLINE real* sums_of(const params& p, const backward_key_work<C>& w, int head, int i, int part) {
     const int64_t step = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i;
