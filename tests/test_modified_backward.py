@@ -370,6 +370,29 @@ def test_what_no_row_sees_reaches_nothing(machine: str, dtype: torch.dtype, hidd
 
 
 @usual
+@pytest.mark.parametrize("head_dim", [40, 100, 200])
+@pytest.mark.parametrize("heads_of_mask", [1, HEADS])
+def test_blocks_that_a_mask_hides(machine: str, dtype: torch.dtype, head_dim: int, heads_of_mask: int) -> None:
+    """Whole tiles are empty: documents one after the other, keys that no row sees, rows that see none, and poison there."""
+    plain = call(machine, dtype, length_q=400, length_k=450, head_dim=head_dim)
+    query, key, value = plain.tensors
+    documents = torch.tensor([0, 100, 130, 300, 450], device=query.device)
+    row, column = (torch.bucketize(torch.arange(n, device=query.device), documents, right=True) for n in (400, 450))
+    mask = (row[:, None] == column).expand(BATCH, heads_of_mask, -1, -1).clone()
+    mask[1, :, :, 130:300] = False  # a document without keys
+    mask[:, -1, 320:400] = False
+    bias = normal(1, HEADS, 400, 450, device=query.device)
+    plain = replace_options(plain, mask=mask, bias=bias, softcap=2.0)
+    clean = plain.check()
+    output, logsumexp, _ = plain.formula(torch.float64)
+    saved = output.to(dtype), logsumexp.to(_real(dtype))
+    key, value = key.clone(), value.clone()
+    key[1, :, 130:300] = value[1, :, 130:300] = float("nan")
+    plain.tensors = query, key, value
+    assert all(torch.equal(a, b) for a, b in zip(plain.gradients(saved), clean, strict=True))
+
+
+@usual
 def test_rows_without_a_key(machine: str, dtype: torch.dtype) -> None:
     plain = call(machine, dtype)
     mask = torch.rand(BATCH, HEADS, LENGTH_Q, LENGTH_K, device=plain.tensors[0].device) > 0.5

@@ -35,7 +35,8 @@ template <class C> struct backward_bias_step {
   // Whether any of its rows sees any of its keys.
   KITTENS_INLINE bool visited(const backward_bias_params<C>& p) const {
     const int beyond = row + C::block_m, last_row = (beyond < p.length_q ? beyond : p.length_q) - 1;
-    return key < p.keys_of(batch) && key < p.mask.end_key(last_row) && key + C::block_n > p.mask.first_key(row);
+    return key < p.keys_of(batch) && key < p.mask.end_key(last_row) && key + C::block_n > p.mask.first_key(row) &&
+           !p.template hides<C::block_m, C::block_n>(batch, head, row, key);
   }
 
  private:

@@ -56,8 +56,11 @@ template <class C, class Shared> struct backward_keys_producer {
       value.follow(key);
       key.load(p.key, {w.key, w.head, w.batch});
       value.load(p.value, {w.key, w.head, w.batch});
+      bool taken = false;
       KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
         KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) {
+          if (p.skips(w, head, i, taken)) continue;
+          taken = true;
           const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
           gradient.follow(query);
           query.load(p.query, {row, head, w.batch}, s.logsumexp2, p.logsumexp2 + at);
@@ -219,6 +222,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_done(key_gradient);
         query.release();
       };
+      [[maybe_unused]] bool taken = false;
       constexpr std::true_type yes;
       constexpr std::false_type no;
       const bool any = blocks.first < blocks.end;
@@ -236,7 +240,14 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           if (n > 0) sums = sums_at(head, i - 1);
         if (late && n == 0 && any) i++;
         if constexpr (C::modified)
-          for (; i < blocks.end; i++) step(head, i, yes, no);
+          for (; i < blocks.end; i++) {
+            if (p.skips(w, head, i, taken)) {
+              sums.advance(p.sum_step);
+              continue;
+            }
+            taken = true;
+            step(head, i, yes, no);
+          }
         for (; i < blocks.plain_first; i++) step(head, i, yes, no);
         for (; i < blocks.plain_end; i++) step(head, i, no, no);
         for (; i < blocks.end; i++) step(head, i, yes, no);

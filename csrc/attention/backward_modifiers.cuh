@@ -81,7 +81,7 @@ template <class T, bool transposed> struct backward_scores {
 
   // On from the scores to the products.
   template <int N> KITTENS_INLINE void differentiate_cap(kittens::register_tile<real, N>& weights, const kittens::register_tile<T, N>& slope) const {
-    if (rules.cap_log2 != real(0)) kittens::map_with(weights, slope, [](real x, real d) { return x * d; });
+    if (rules.cap_log2 != real(0)) kittens::map_with(weights, slope, [](real x, real d) { return x == real(0) ? x : x * d; });
   }
 
  private:

@@ -19,6 +19,7 @@ struct backward_arguments {
   interval_mask mask;
   kittens::tile_counter *key_counter, *query_counter;  // cleared; hand out tiles, or null: every CTA walks with stride of its grid
   score_modifiers modifiers = {};                      // of the modified class alone
+  tile_classes classes = {};                           // of modifiers.mask
   kittens::tensor_view grad_bias = {};                 // the bias's own sizes, 1 where it is broadcast; data null where it is not asked for
   int bias_grid = 0;
 };

@@ -49,7 +49,7 @@ template <class C> struct backward_query_kernel {
         const backward_query_work<C>& w = mail.send(backward_query_work<C>(p, tile));
         query.load(p.query, {w.row, w.head, w.batch});
         gradient.load(p.grad_output, {w.row, w.head, w.batch});
-        KITTENS_NO_UNROLL for (int j = w.first; j < w.end; j++) {
+        KITTENS_NO_UNROLL for (int j = p.next(w, w.first, false); j < w.end; j = p.next(w, j + 1, true)) {
           key.load(p.key, {j * C::block_n, w.head / p.group, w.batch});
           value.load(p.value, {j * C::block_n, w.head / p.group, w.batch});
         }
@@ -112,7 +112,7 @@ template <class C> struct backward_query_kernel {
         }
       };
 
-      const int first = uniform(w.first), end = uniform(w.end);
+      const int first = uniform(p.next(w, w.first, false)), end = uniform(w.end);
       {
         auto& k = key.wait();
         auto& v = value.wait();
@@ -126,7 +126,7 @@ template <class C> struct backward_query_kernel {
       }
       make_gradients(first);
       fill(query_gradient, real(0));
-      for (int j = first + 1; j < end; j++) {
+      for (int j = p.next(w, first + 1, true); j < end; j = p.next(w, j + 1, true)) {
         const int mine = uniform(wg * 64);  // anew in each step: descriptors made from it would else be kept in registers
         auto& before = key.current();
         auto& k = key.wait();

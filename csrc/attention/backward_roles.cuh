@@ -60,11 +60,19 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
   // Walks the steps of a tile: the query blocks that see it, of each head of the group in turn.
   template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, int part, Step step) {
     const backward_key_blocks<C> blocks(p, w);
+    bool taken = false;
     for (int n = 0; n < p.group; n++) {
       const int head = w.head * p.group + n;
       const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + blocks.first - 1;
       kittens::tile_sums<real, false> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
-      for (int i = blocks.first; i < blocks.end; i++) step(sums, head, i, i < blocks.plain_first || i >= blocks.plain_end);
+      for (int i = blocks.first; i < blocks.end; i++) {
+        if (p.skips(w, head, i, taken)) {
+          sums.advance(p.sum_step);
+          continue;
+        }
+        taken = true;
+        step(sums, head, i, i < blocks.plain_first || i >= blocks.plain_end);
+      }
     }
   }
 

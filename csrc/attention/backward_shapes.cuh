@@ -80,6 +80,20 @@ template <class C, bool modified = C::modified> struct backward_modification {};
 template <class C> struct backward_modification<C, true> {
   score_rules<typename C::element> rules;
   bool hides_keys;  // so that no product may meet what lies there
+
+  // Whether the mask is known to hide all of the keys from all of the rows.
+  template <int Rows, int Keys> KITTENS_INLINE bool hides(int batch, int head, int row, int key) const {
+    const tile_classes& classes = rules.classes;
+    if (!classes.tiles) return false;
+    bool empty = true;
+    KITTENS_UNROLL for (int r = 0; r < Rows; r += class_tile) {
+      if (row + r >= rules.rows) break;
+      const unsigned char* tiles = classes.tiles + classes.row_of_tiles(batch, head, row + r) * classes.key_tiles;
+      KITTENS_UNROLL for (int k = 0; k < Keys; k += class_tile)
+        if (int tile = (key + k) / class_tile; tile < classes.key_tiles) empty = empty && tiles[tile] == tile_empty;
+    }
+    return kittens::uniform(empty);
+  }
 };
 
 // What every kernel of a pass knows of the problem.
@@ -122,6 +136,15 @@ template <class C> struct backward_key_params : backward_problem<C> {
   real* query_sum;  // (batch, head, step, 64-row tile or half of its columns) in private order
   int steps;        // query blocks of a head
   int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
+
+  // Whether a step of a tile is passed over. One is taken in any case, the last one if need be: all warps of a warpgroup must meet.
+  template <class Work> KITTENS_INLINE bool skips(const Work& w, int head, int step, bool taken) const {
+    if constexpr (C::modified) {
+      if (!taken && step == w.end - 1 && head == (w.head + 1) * this->group - 1) return false;
+      return this->template hides<C::block_q, C::block_k>(w.batch, head, step * C::block_q, w.key);
+    }
+    return false;
+  }
 };
 
 // A block of keys of one head, and the query blocks first <= i < end that see any of it.
@@ -185,6 +208,15 @@ template <class C> struct backward_query_params : backward_problem<C> {
   kittens::tile_map<typename shapes::key_block> key;
   kittens::tile_map<typename shapes::value_block> value;
   kittens::tile_map<typename shapes::key_rows> grad_query;
+
+  // The first block of keys from j on that is not passed over. One is taken in any case, as above.
+  template <class Work> KITTENS_INLINE int next(const Work& w, int j, bool taken) const {
+    if constexpr (C::modified)
+      KITTENS_NO_UNROLL while (j < w.end - (taken ? 0 : 1) &&
+                               this->template hides<C::block_m, C::block_n>(w.batch, w.head, w.row, j * C::block_n))
+        j++;
+    return j;
+  }
 };
 
 // A block of rows of one head, and the key blocks first <= j < end that any of them sees.

@@ -49,7 +49,7 @@ template <class C> struct backward_launch {
     p.heads_in_l2 = heads_that_share_l2(a.mask, static_cast<int64_t>(batch) * tile_heads, bytes_per_head);
     p.counter = counter;
     if constexpr (C::modified) {
-      p.rules = score_rules<typename C::element>(a.modifiers, {}, a.scale, length_q, a.mask.length_k, 0);
+      p.rules = score_rules<typename C::element>(a.modifiers, a.classes, a.scale, length_q, a.mask.length_k, 0);
       p.hides_keys = a.modifiers.mask || a.modifiers.bias || a.modifiers.key_lengths;
     }
   }

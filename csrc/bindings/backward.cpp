@@ -178,6 +178,14 @@ class prepared_call {
     query_sum_bytes = static_cast<size_t>(plan.query_sum_values * real_bytes);
   }
 
+  // What is known of the mask's tiles; the result keeps it alive.
+  classified_mask classify(const kittens::execution& execution) {
+    if (!c.modifiers) return {};
+    classified_mask known = classify_mask(arguments.modifiers, *c.modifiers, plan.mask, c.query, c.key, execution);
+    arguments.classes = known.classes;
+    return known;
+  }
+
   gradients_of_call finish() {
     for (kernel_output& output : outputs) output.finish();
     return gradients;
@@ -234,7 +242,9 @@ gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked
                                    : find_modified_backward_cpu;
   const backward_launcher launch = find(problem.type, plan.configuration);
   check(launch != nullptr, "query: its dtype is not compiled for this machine");
-  const char* error = launch(call.arguments, cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0))));
+  const kittens::execution execution = cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0)));
+  const classified_mask known = call.classify(execution);
+  const char* error = launch(call.arguments, execution);
   check(error == nullptr, error ? error : "");
   return call.finish();
 }
@@ -265,6 +275,7 @@ gradients_of_call run_cuda(const backward_call& c) {
   }
   if (call.query_sum_bytes)
     if (const char* error = kittens::clear_async(arguments.query_sum, call.query_sum_bytes, stream)) check(false, "dQ's sums: ", error);
+  const classified_mask known = call.classify({stream});
   const auto find = c.modifiers ? find_modified_backward_sm90 : find_backward_sm90;
   const char* error = find(problem.type, plan.configuration)(arguments, {stream});
   check(error == nullptr, error ? error : "");
