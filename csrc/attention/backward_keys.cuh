@@ -194,15 +194,17 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       for (int n = 0; n < p.group; n++) {
         const int head = w.head * p.group + n;
         int i = blocks.first;
-        if constexpr (C::modified)
+        if constexpr (C::modified) {
           for (; i < blocks.end; i++) {
             if (p.skips(w, head, i, taken)) continue;
             taken = true;
             step(head, i, std::true_type{});
           }
-        for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
-        for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
-        for (; i < blocks.end; i++) step(head, i, std::true_type{});
+        } else {
+          for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
+          for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
+          for (; i < blocks.end; i++) step(head, i, std::true_type{});
+        }
       }
 
       if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V
