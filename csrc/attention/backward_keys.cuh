@@ -239,7 +239,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         if constexpr (!late)
           if (n > 0) sums = sums_at(head, i - 1);
         if (late && n == 0 && any) i++;
-        if constexpr (C::modified)
+        if constexpr (C::modified) {
           for (; i < blocks.end; i++) {
             if (p.skips(w, head, i, taken)) {
               sums.advance(p.sum_step);
@@ -248,9 +248,11 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
             taken = true;
             step(head, i, yes, no);
           }
-        for (; i < blocks.plain_first; i++) step(head, i, yes, no);
-        for (; i < blocks.plain_end; i++) step(head, i, no, no);
-        for (; i < blocks.end; i++) step(head, i, yes, no);
+        } else {
+          for (; i < blocks.plain_first; i++) step(head, i, yes, no);
+          for (; i < blocks.plain_end; i++) step(head, i, no, no);
+          for (; i < blocks.end; i++) step(head, i, yes, no);
+        }
       }
       if constexpr (late)
         if (any) {  // dQ of the last step

@@ -25,7 +25,9 @@ template <class T, const auto& Rows, int Row, bool Modified = false> struct back
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
   static constexpr bool modified = Modified;
   static constexpr int bias_stages = backward_bias_stages(row);
-  static constexpr int producer_registers = modified ? 32 : 24, consumer_registers = 240;
+  // The producer of the modified class looks up which blocks are empty.
+  static constexpr int producer_registers = !modified ? 24 : head_dim > 128 ? 32 : 56;
+  static constexpr int consumer_registers = !modified || head_dim > 128 ? 240 : 224;
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
   static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;
@@ -86,10 +88,10 @@ template <class C> struct backward_modification<C, true> {
     const tile_classes& classes = rules.classes;
     if (!classes.tiles) return false;
     bool empty = true;
-    KITTENS_UNROLL for (int r = 0; r < Rows; r += class_tile) {
+    KITTENS_NO_UNROLL for (int r = 0; r < Rows; r += class_tile) {
       if (row + r >= rules.rows) break;
       const unsigned char* tiles = classes.tiles + classes.row_of_tiles(batch, head, row + r) * classes.key_tiles;
-      KITTENS_UNROLL for (int k = 0; k < Keys; k += class_tile)
+      KITTENS_NO_UNROLL for (int k = 0; k < Keys; k += class_tile)
         if (int tile = (key + k) / class_tile; tile < classes.key_tiles) empty = empty && tiles[tile] == tile_empty;
     }
     return kittens::uniform(empty);
