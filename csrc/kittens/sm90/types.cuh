@@ -127,6 +127,14 @@ template <class T> KITTENS_INLINE float2 unpack(uint32_t pair) {
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
+// 32 bytes of global memory that begin at a multiple of 16.
+KITTENS_INLINE void load_words(uint32_t (&words)[8], const void* from) {
+  KITTENS_UNROLL for (int i = 0; i < 2; i++) {
+    const uint4 part = __ldg(static_cast<const uint4*>(from) + i);
+    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
+  }
+}
+
 // One element of global memory as an accumulator.
 KITTENS_INLINE float widen(float x) { return x; }
 KITTENS_INLINE float widen(bf16 x) { return __bfloat162float(x); }
