@@ -2,18 +2,23 @@
 
 The sample (a few heads, some rows of each) is held to the rule of the tests: at most ``FACTOR`` times the error of the
 same formula computed in the input's dtype, plus ``FLOOR``. The whole result is then compared with torch's, in relative
-L2 norm per row for outputs and per head for gradients, which shows a tile in the wrong place or never written.
+L2 norm per row for outputs and per head for gradients, which shows a tile in the wrong place or never written. Where
+torch's function cannot say what a row asks for, the formula in float32 stands in its place, over everything too.
+
+Rows that see no key are left out: peers differ in what they return there, and nothing uses it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .inputs import Inputs
-from .peers import load_torch
+from .modifiers import NO_MODIFIERS, Modifiers, modified_scores, visible, weights_of
+from .peers import Peer, load_torch
 from .presets import Shape
 
 FACTOR = {"fwd": 2.0, "bwd": 3.0}
@@ -46,13 +51,16 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return (left.float() @ right.float()).to(left.dtype)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, shape: Shape) -> Tensor:
-    """The formula, in the dtype of its arguments: query rows (R, D) numbered ``rows``, key (Lk, D), value (Lk, Dv)."""
-    scores = product(query, key.mT) * shape.softmax_scale
-    if shape.causal:
-        columns = torch.arange(key.shape[0], device=key.device)
-        scores = scores.masked_fill(columns > rows[:, None], float("-inf"))
-    return product(scores.softmax(-1), value)
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, shape: Shape, modifiers: Modifiers = NO_MODIFIERS
+) -> Tensor:
+    """The formula, in the dtype of its arguments: query rows (R, D) numbered ``rows``, key (Lk, D), value (Lk, Dv).
+
+    ``modifiers`` are those of this head (`Modifiers.of_head`).
+    """
+    scores = modified_scores(product(query, key.mT) * shape.softmax_scale, rows, shape.length_q, modifiers)
+    seen = visible(rows, shape.length_q, key.shape[0], shape.causal, modifiers)
+    return product(weights_of(scores, seen, rows, modifiers).to(value.dtype), value)
 
 
 def spread_out(size: int, count: int) -> list[int]:
@@ -62,28 +70,41 @@ def spread_out(size: int, count: int) -> list[int]:
     return sorted({round(i * (size - 1) / max(1, count - 1)) for i in range(count)})
 
 
+def row_blocks(shape: Shape) -> Iterator[slice]:
+    """The query rows of a head in blocks of CHUNK_SCORES scores."""
+    step = max(1, CHUNK_SCORES // shape.length_k)
+    for start in range(0, shape.length_q, step):
+        yield slice(start, min(start + step, shape.length_q))
+
+
 def gradients(
-    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, shape: Shape, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor, shape: Shape, dtype: torch.dtype,
+    modifiers: Modifiers = NO_MODIFIERS, batch: int = 0, first_head: int = 0,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of one key head: query and grad_output are (group, Lq, .), key and value (Lk, .).
 
-    The products run in ``dtype``, in blocks of rows; sums over blocks are kept in float64.
+    ``batch`` and ``first_head`` say where they stand among ``modifiers``, whose leaves get their share of a gradient
+    each, behind the three. The products run in ``dtype``, in blocks of rows; sums over blocks are kept in float64.
     """
-    key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in (key, value))
+    modifiers = modifiers.differentiated(dtype)
+    leaves = (*(tensor.detach().to(dtype).requires_grad_() for tensor in (key, value)), *modifiers.leaves)
     grad_query = torch.empty(query.shape, dtype=torch.float64, device=query.device)
-    grad_key, grad_value = (torch.zeros(t.shape, dtype=torch.float64, device=t.device) for t in (key, value))
-    step = max(1, CHUNK_SCORES // shape.length_k)
+    sums = [torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device) for leaf in leaves]
     for head in range(query.shape[0]):
-        for start in range(0, shape.length_q, step):
-            block = slice(start, min(start + step, shape.length_q))
+        for block in row_blocks(shape):
             rows = torch.arange(block.start, block.stop, device=query.device)
             part = query[head, block].detach().to(dtype).requires_grad_()
-            output = attend(part, key, value, rows, shape)
-            dq, dk, dv = torch.autograd.grad(output, (part, key, value), grad_output[head, block].to(dtype))
-            grad_query[head, block] = dq.double()
-            grad_key += dk.double()
-            grad_value += dv.double()
-    return grad_query, grad_key, grad_value
+            output = attend(part, leaves[0], leaves[1], rows, shape, modifiers.of_head(batch, first_head + head))
+            found = torch.autograd.grad(output, (part, *leaves), grad_output[head, block].to(dtype))
+            grad_query[head, block] = found[0].double()
+            for total, share in zip(sums, found[1:], strict=True):
+                total += share.double()
+    return grad_query, *sums
+
+
+def by_head(tensor: Tensor) -> Tensor:
+    """A gradient with its heads in dimension 1; that of the sinks, a number for each, counts as one head."""
+    return tensor if tensor.dim() == 4 else tensor.reshape(1, 1, 1, -1)
 
 
 def relative_error(result: Tensor, expected: Tensor, dims: tuple[int, ...]) -> float:
@@ -101,11 +122,15 @@ class Reference:
     """What the results of one row must be."""
 
     def __init__(self, shape: Shape, inputs: Inputs) -> None:
-        self.shape, self.inputs = shape, inputs
+        self.shape, self.inputs, self.modifiers = shape, inputs, inputs.modifiers
+        self.blind = self.modifiers.blind_rows()
         self.direction = "fwd" if inputs.grad_output is None else "bwd"
         with torch.set_grad_enabled(self.direction == "bwd"):
             self.samples = self.sample_output() if self.direction == "fwd" else self.sample_gradients()
-            self.torch = self.torch_results()
+            if self.modifiers.none:
+                self.torch = self.torch_results()
+            else:
+                self.torch = self.formula_output() if self.direction == "fwd" else self.formula_gradients()
 
     def sample_output(self) -> list[tuple[int, tuple[slice | Tensor | int, ...], Tensor, float]]:
         """(result number, index into it, float64 value, allowed error) of each sampled head."""
@@ -117,8 +142,9 @@ class Reference:
             batch, head = divmod(flat, shape.heads)
             head_k = head * shape.heads_k // shape.heads
             parts = (query[batch, head, rows], key[batch, head_k], value[batch, head_k])
-            exact = attend(parts[0].double(), parts[1].double(), parts[2].double(), rows, shape)
-            formula = attend(parts[0], parts[1], parts[2], rows, shape)
+            modifiers = self.modifiers.of_head(batch, head)
+            exact = attend(parts[0].double(), parts[1].double(), parts[2].double(), rows, shape, modifiers)
+            formula = attend(parts[0], parts[1], parts[2], rows, shape, modifiers)
             samples.append((0, (batch, head, rows), exact, self.allowed(formula, exact)))
         return samples
 
@@ -129,8 +155,9 @@ class Reference:
         group = shape.heads // shape.heads_k
         heads = slice(shape.heads - group, shape.heads)
         parts = (inputs.query[-1, heads], inputs.key[-1, -1], inputs.value[-1, -1], inputs.grad_output[-1, heads])
-        exact = gradients(*parts, shape, torch.float64)
-        formula = gradients(*parts, shape, shape.dtype)
+        place = (self.modifiers, shape.batch - 1, heads.start)
+        exact = gradients(*parts, shape, torch.float64, *place)
+        formula = gradients(*parts, shape, shape.dtype, *place)
         indices: tuple[tuple[int | slice, ...], ...] = ((-1, heads), (-1, -1), (-1, -1))
         return [(i, indices[i], exact[i], self.allowed(formula[i], exact[i])) for i in range(3)]
 
@@ -145,6 +172,47 @@ class Reference:
             return None
         return results if self.check_sample(results).passed else None
 
+    def formula_output(self) -> tuple[Tensor, ...]:
+        """The output by the formula in float32, over the whole shape."""
+        shape, (query, key, value) = self.shape, self.inputs.attended
+        output = query.new_empty((*query.shape[:3], shape.value_dim), dtype=torch.float32)
+        for batch in range(shape.batch):
+            for head in range(shape.heads):
+                head_k = head * shape.heads_k // shape.heads
+                keys, values = key[batch, head_k].float(), value[batch, head_k].float()
+                modifiers = self.modifiers.of_head(batch, head)
+                for block in row_blocks(shape):
+                    rows = torch.arange(block.start, block.stop, device=query.device)
+                    part = query[batch, head, block].float()
+                    output[batch, head, block] = attend(part, keys, values, rows, shape, modifiers)
+        return (output,)
+
+    def formula_gradients(self) -> tuple[Tensor, ...]:
+        """The gradients by the formula in float32, over the whole shape: query, key, value, then the leaves."""
+        shape, inputs = self.shape, self.inputs
+        assert inputs.grad_output is not None
+        group = shape.heads // shape.heads_k
+        operands = (*inputs.attended, *self.modifiers.differentiated().leaves)
+        totals = [torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device) for tensor in operands]
+        for batch in range(shape.batch):
+            for head_k in range(shape.heads_k):
+                heads = slice(head_k * group, (head_k + 1) * group)
+                parts = (inputs.query[batch, heads], inputs.key[batch, head_k], inputs.value[batch, head_k])
+                place = (self.modifiers, batch, heads.start)
+                found = gradients(*parts, inputs.grad_output[batch, heads], shape, torch.float32, *place)
+                totals[0][batch, heads] = found[0].float()
+                totals[1][batch, head_k] = found[1].float()
+                totals[2][batch, head_k] = found[2].float()
+                for total, share in zip(totals[3:], found[3:], strict=True):
+                    total += share.float()
+        return tuple(totals)
+
+    def settled(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The results with zeros where they do not count: in the rows of output or query gradient that see no key."""
+        if self.blind is None:
+            return results
+        return results[0].masked_fill(self.blind, 0.0), *results[1:]
+
     def check_sample(self, results: tuple[Tensor, ...]) -> Verdict:
         worst = Verdict(0.0, 1.0)
         for number, index, exact, allowed in self.samples:
@@ -158,13 +226,62 @@ class Reference:
 
     def check(self, results: tuple[Tensor, ...]) -> Verdict:
         """The verdict on a peer's results, given as (B, H, L, D)."""
+        results = self.settled(results)
         verdict = self.check_sample(results)
         if not verdict.passed or self.torch is None:
             return verdict
         forward = self.direction == "fwd"
         tolerance = (ROW_TOLERANCE if forward else GRADIENT_TOLERANCE)[self.shape.dtype]
         for result, expected in zip(results, self.torch, strict=True):
-            error = relative_error(result, expected, (3,) if forward else (2, 3))
+            error = relative_error(by_head(result), by_head(expected), (3,) if forward else (2, 3))
             if not error <= tolerance:
                 return Verdict(error, tolerance, "relative to torch, " + ("worst row" if forward else "worst head"))
         return verdict
+
+
+DROPOUT_SEED = 1234
+
+
+def judge(peer: Peer, shape: Shape, inputs: Inputs, reference: Reference | None) -> Verdict:
+    """Whether a peer's results are right; ``reference`` is None for a row with dropout, which has one for each peer."""
+    if reference is not None:
+        return reference.check(peer.results(shape, inputs))
+    torch.manual_seed(DROPOUT_SEED)
+    results = peer.results(shape, inputs)
+    kept = recovered_dropout(peer, shape, inputs)
+    modifiers = replace(inputs.modifiers, kept=kept)
+    verdict = dropout_rate(kept, shape, modifiers)
+    if not verdict.passed:
+        return verdict
+    return Reference(shape, replace(inputs, modifiers=modifiers)).check(results)
+
+
+def recovered_dropout(peer: Peer, shape: Shape, inputs: Inputs) -> Tensor:
+    """Bool (B, Hq, Lq, Lk): the weights that a peer keeps when its generator begins at DROPOUT_SEED.
+
+    With columns of the identity as values the output is the weights themselves; one call shows value_dim keys.
+    """
+    kept = torch.empty((*inputs.query.shape[:3], shape.length_k), dtype=torch.bool, device=inputs.query.device)
+    differentiated = inputs.grad_output is not None
+    for start in range(0, shape.length_k, shape.value_dim):
+        stop = min(start + shape.value_dim, shape.length_k)
+        value = torch.zeros_like(inputs.value)
+        value[:, :, start:stop, : stop - start] = torch.eye(stop - start, dtype=value.dtype, device=value.device)
+        # As in the timed call: some kernels draw other numbers where no gradient is asked for.
+        operands = (t.detach().requires_grad_(differentiated) for t in (inputs.query, inputs.key, value))
+        query, key, value = operands
+        torch.manual_seed(DROPOUT_SEED)
+        (weights,) = peer.results(shape, Inputs(query, key, value, None, inputs.modifiers))
+        kept[..., start:stop] = weights.detach()[..., : stop - start] > 0
+    return kept
+
+
+def dropout_rate(kept: Tensor, shape: Shape, modifiers: Modifiers) -> Verdict:
+    """Whether the share of kept weights is right; it may come in steps of 1/256, as some kernels draw bytes."""
+    rows = torch.arange(shape.length_q, device=kept.device)
+    seen = visible(rows, shape.length_q, shape.length_k, shape.causal, NO_MODIFIERS)
+    pairs = kept.numel() if seen is None else int(seen.sum()) * kept.shape[0] * kept.shape[1]
+    counted = sum(int((head if seen is None else head & seen).sum()) for head in kept.flatten(0, 1))
+    share = 1.0 - modifiers.dropout_p
+    allowed = 1 / 256 + 6 * (share * (1 - share) / pairs) ** 0.5
+    return Verdict(abs(counted / pairs - share), allowed, "share of kept weights")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from .correctness import Reference, Verdict
-from .inputs import Inputs, make_inputs
+from .correctness import Reference, Verdict, judge
+from .inputs import Inputs, cut, make_inputs
 from .machine import Clocks, read_clocks
-from .peers import Peer, first_line
+from .masks import MaskedShape
+from .peers import OURS, Peer, first_line
 from .presets import Shape, input_sets
 from .timing import ClockSampler, EventSampler, GraphSampler, Sampler, Timing, interleave, rotating
+
+# Our call without what a masked row adds: its name among the samplers and in the remarks.
+OWN_REFERENCE = "own reference"
 
 
 class DeviceLost(Exception):
@@ -32,7 +36,11 @@ class Options:
 
 @dataclass
 class Row:
-    """What was measured at one shape. Every peer is in exactly one of timings, wrong and skipped."""
+    """What was measured at one shape. Every peer is in exactly one of timings, wrong and skipped.
+
+    A masked row also has the time of its own reference, and the memory of each peer's call in bytes, beyond what lay in
+    memory before it and what it returned.
+    """
 
     shape: Shape
     direction: str
@@ -43,6 +51,8 @@ class Row:
     skipped: dict[str, str] = field(default_factory=dict)
     clocks: Clocks | None = None
     plan: str = ""
+    own: Timing | None = None
+    extra_bytes: dict[str, int] = field(default_factory=dict)
 
     def tflops(self, peer: str) -> float:
         return self.shape.flops(self.direction) / self.timings[peer].median / 1e12
@@ -62,6 +72,19 @@ def make_sampler(peer: Peer, shape: Shape, sets: Sequence[Inputs], device: torch
     if shape.graph:
         return GraphSampler(makes)
     return EventSampler(rotating([make() for make in makes]))
+
+
+def extra_memory(call: Callable[[], Sequence[torch.Tensor]], device: torch.device) -> int | None:
+    """Bytes that one call takes at its peak, without its results; None where torch does not count them."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = call()
+    torch.cuda.synchronize()
+    storages = {result.untyped_storage().data_ptr(): result.untyped_storage().nbytes() for result in results}
+    return max(0, torch.cuda.max_memory_allocated() - before - sum(storages.values()))
 
 
 def clocks_under_load(samplers: Sequence[Sampler], device: torch.device, calls: int) -> Clocks | None:
@@ -99,26 +122,41 @@ def measure_row(shape: Shape, peers: Sequence[Peer], options: Options) -> Row:
     sets = [make_inputs(shape, device, direction, options.generator) for _ in range(row.input_sets)]
     samplers: dict[str, Sampler] = {}
     with torch.set_grad_enabled(direction == "bwd"):
-        reference = Reference(shape, sets[0])
-        for peer in peers:
+        masked = isinstance(shape, MaskedShape)
+        # With dropout what is right depends on what the peer drops.
+        reference = None if sets[0].modifiers.dropout_p else Reference(shape, sets[0])
+
+        def prepare(peer: Peer, shape: Shape, sets: Sequence[Inputs], reference: Reference | None) -> None:
             reason = peer.unsupported(shape, device, direction)
             if reason is not None:
                 row.skipped[peer.name] = reason
-                continue
+                return
             try:
-                verdict = reference.check(peer.results(shape, sets[0]))
-                if verdict.passed:
-                    samplers[peer.name] = make_sampler(peer, shape, sets, device)
-                    row.verdicts[peer.name] = verdict
-                else:
+                verdict = judge(peer, shape, sets[0], reference)
+                if not verdict.passed:
                     row.wrong[peer.name] = verdict
+                    return
+                if masked and (extra := extra_memory(peer.bind(shape, sets[0]), device)) is not None:
+                    row.extra_bytes[peer.name] = extra
+                samplers[peer.name] = make_sampler(peer, shape, sets, device)
+                row.verdicts[peer.name] = verdict
             except Exception as error:  # whatever a foreign package raises concerns that package alone
                 row.skipped[peer.name] = f"{type(error).__name__}: {first_line(error)}"
                 require_alive(device, peer.name, shape)
                 if isinstance(error, torch.cuda.OutOfMemoryError):
                     torch.cuda.empty_cache()
+
+        for peer in peers:
+            prepare(peer, shape, sets, reference)
         del reference
+        if isinstance(shape, MaskedShape) and shape.own is not None:
+            own_inputs = cut(sets[0], shape.own)
+            for peer in peers:
+                if peer.name == OURS:
+                    own_peer = replace(peer, name=OWN_REFERENCE)
+                    prepare(own_peer, shape.own, [own_inputs], Reference(shape.own, own_inputs))
         row.timings = interleave(samplers, seconds=options.seconds, repeats=options.repeats)
         if samplers:
             row.clocks = clocks_under_load(list(samplers.values()), device, next(iter(row.timings.values())).calls)
+        row.own = row.timings.pop(OWN_REFERENCE, None)
     return row

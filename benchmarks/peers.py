@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .inputs import Inputs
+from .modifiers import Modifiers
 from .presets import Shape
 
-Attention = Callable[[Tensor, Tensor, Tensor, Shape], Tensor]
 Support = Callable[[Shape, torch.device, str], "str | None"]
 OURS = "kittens"
 
@@ -43,7 +43,7 @@ class Peer:
 
     name: str
     version: str
-    attention: Attention
+    attention: Callable[..., Tensor]
     layout: Literal["BHLD", "BLHD"] = "BHLD"
     unsupported: Support = supports_all
 
@@ -55,19 +55,27 @@ class Peer:
         """The callable to time: one forward pass, or one backward pass if the inputs hold a gradient.
 
         Copies into the peer's layout and, for a backward pass, the forward pass are made here, outside what is timed.
+        The gradients are those of query, key, value and of the modifiers' leaves.
         """
         query, key, value = (self.arranged(tensor) for tensor in inputs.attended)
         if inputs.grad_output is None:
-            return lambda: (self.attention(query, key, value, shape),)
-        leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+            return lambda: (self.call(query, key, value, shape, inputs.modifiers),)
+        modifiers = inputs.modifiers.differentiated()
+        leaves = [*(tensor.detach().requires_grad_() for tensor in (query, key, value)), *modifiers.leaves]
         grad_output = self.arranged(inputs.grad_output)
-        output = self.attention(leaves[0], leaves[1], leaves[2], shape)
+        output = self.call(leaves[0], leaves[1], leaves[2], shape, modifiers)
         return lambda: torch.autograd.grad(output, leaves, grad_output, retain_graph=True)
 
     def results(self, shape: Shape, inputs: Inputs) -> tuple[Tensor, ...]:
-        """One call's output, or gradients of query, key and value, as (B, H, L, D)."""
+        """One call's output, or gradients of query, key, value, as (B, H, L, D), and of the modifiers' leaves."""
         results = self.bind(shape, inputs)()
-        return results if self.layout == "BHLD" else tuple(tensor.transpose(1, 2) for tensor in results)
+        if self.layout == "BHLD":
+            return results
+        return *(tensor.transpose(1, 2) for tensor in results[:3]), *results[3:]
+
+    def call(self, query: Tensor, key: Tensor, value: Tensor, shape: Shape, modifiers: Modifiers) -> Tensor:
+        """One forward pass; the peers of a plain shape know of no modifiers."""
+        return self.attention(query, key, value, shape)
 
 
 def require(module: str) -> Any:
@@ -235,12 +243,16 @@ LOADERS: dict[str, Callable[[], Peer]] = {
 }
 
 
-def load(names: list[str]) -> tuple[list[Peer], dict[str, str]]:
+def load(names: list[str], loaders: Mapping[str, Callable[[], Peer]] = LOADERS) -> tuple[list[Peer], dict[str, str]]:
     """The peers that can be used here, in the given order, and the reason for each that cannot."""
-    peers, missing = [], {}
+    peers: list[Peer] = []
+    missing = {}
     for name in names:
+        if name not in loaders:
+            missing[name] = "takes no part in this preset"
+            continue
         try:
-            peers.append(LOADERS[name]())
+            peers.append(loaders[name]())
         except Unavailable as error:
             missing[name] = str(error)
     return peers, missing

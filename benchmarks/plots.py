@@ -10,8 +10,8 @@ from typing import Any
 from .host import HostTime
 from .measure import Row
 from .peers import OURS
-from .presets import Preset, Shape, mask_name
-from .report import Ceilings, best_peer, in_unit, peers_of, percent_of_copy, percent_of_gemm, ratio
+from .presets import Preset, Shape, length_label, mask_name
+from .report import Ceilings, best_peer, in_unit, own_ratio, peers_of, percent_of_copy, percent_of_gemm, ratio
 
 # Colours that stay apart for colour-blind readers; a peer keeps its own in every plot.
 COLOURS = {
@@ -24,8 +24,9 @@ COLOURS = {
     "tk": "#E69F00",
     "efficient": "#8C6D31",
     "math": "#222222",
+    "flex": "#332288",
 }
-MARKERS = {OURS: "o", "cudnn": "s", "fa3": "^", "fa2": "v", "torch": "x", "fa4": "D", "tk": "P"}
+MARKERS = {OURS: "o", "cudnn": "s", "fa3": "^", "fa2": "v", "torch": "x", "fa4": "D", "tk": "P", "flex": "*"}
 GRID = {"color": "#DDDDDD", "linewidth": 0.6}
 
 
@@ -52,10 +53,6 @@ def style(peer: str) -> dict[str, Any]:
         "zorder": 3 if ours else 2,
         "label": peer,
     }
-
-
-def length_label(length: int) -> str:
-    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
 
 
 def family(shape: Shape) -> tuple[int, bool]:
@@ -189,6 +186,10 @@ def draw(rows: Sequence[Row], preset: Preset, ceilings: Ceilings, output: Path, 
         title = f"{about}: ratio to the best peer of each row"
         figure = chart(rows, title, "best peer's time / ours", [OURS], against_best, level=1.0)
         files.append(save(figure, output / f"{stem}_ratio.png"))
+    if any(own_ratio(row) is not None for row in rows):
+        title = f"{about}: ratio to the same work of ours without what the row adds"
+        figure = chart(rows, title, "own reference's time / ours", [OURS], lambda row, _: own_ratio(row), level=1.0)
+        files.append(save(figure, output / f"{stem}_own.png"))
     if any(share(row, peer) is not None for row in rows for peer in peers):
         title = f"{about}: percent of {ceiling} in the same run"
         figure = chart(rows, title, f"% of {ceiling}", peers, share)

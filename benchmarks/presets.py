@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from .modifiers import NO_MODIFIERS, Modifiers
+
 MODELS_FILE = Path(__file__).with_name("models.csv")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -49,12 +51,25 @@ class Shape:
     def softmax_scale(self) -> float:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
+    @property
+    def visible_share(self) -> float:
+        """Of all pairs of a query row and a key, those that attend; causal counts half."""
+        return 0.5 if self.causal else 1.0
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a query row and a visible key, over all heads."""
+        return self.batch * self.heads * self.length_q * self.length_k * self.visible_share
+
+    def make_modifiers(self, device: torch.device, generator: torch.Generator) -> Modifiers:
+        """What a row does to the scores besides; a plain shape does nothing."""
+        return NO_MODIFIERS
+
     def flops(self, direction: str) -> float:
-        """Multiplications and additions of the products: two forward, five backward; causal counts half."""
-        pairs = self.batch * self.heads * self.length_q * self.length_k * (0.5 if self.causal else 1.0)
+        """Multiplications and additions of the products: two forward, five backward, for each visible pair."""
         if direction == "fwd":
-            return 2 * pairs * (self.head_dim + self.value_dim)
-        return 2 * pairs * (3 * self.head_dim + 2 * self.value_dim)
+            return 2 * self.pairs * (self.head_dim + self.value_dim)
+        return 2 * self.pairs * (3 * self.head_dim + 2 * self.value_dim)
 
     def bytes(self, direction: str) -> float:
         """The fewest bytes through memory: every input read once, every output written once."""
@@ -97,6 +112,10 @@ def square(name: str, batch: int, heads: int, length: int, head_dim: int, causal
 
 def mask_name(causal: bool) -> str:
     return "causal" if causal else "full"
+
+
+def length_label(length: int) -> str:
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
 
 
 def standard() -> Preset:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .host import HostTime
+from .masks import MaskedShape
 from .measure import Row
 from .peers import OURS
 from .presets import DTYPE_NAMES, Preset
@@ -64,6 +65,13 @@ def ratio(row: Row, peer: str | None) -> float | None:
     return row.timings[peer].median / row.timings[OURS].median
 
 
+def own_ratio(row: Row) -> float | None:
+    """Of a masked row: the time of its own reference, in proportion to the visible pairs, over our time."""
+    if row.own is None or OURS not in row.timings or not isinstance(row.shape, MaskedShape):
+        return None
+    return row.own.median * row.shape.own_work / row.timings[OURS].median
+
+
 def percent_of_gemm(row: Row, peer: str, ceilings: Ceilings) -> float | None:
     gemm = ceilings.gemm_tflops.get(DTYPE_NAMES[row.shape.dtype])
     return 100 * row.tflops(peer) / gemm if gemm else None
@@ -111,10 +119,15 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def table(rows: Sequence[Row], preset: Preset, ceilings: Ceilings) -> str:
-    """One line per row: every peer in the preset's unit with its spread, then ours against the best and the ceiling."""
+    """One line per row: every peer in the preset's unit with its spread, then ours against the best and the ceiling.
+
+    Rows of masks say before the ceiling how ours compares with their own reference, and the memory of a call.
+    """
     peers = peers_of(rows)
+    masked = any(isinstance(row.shape, MaskedShape) for row in rows)
+    added = ["own reference", "work", "own ratio", "MiB ours", "MiB peer"] if masked else []
     percent, ceiling = (percent_of_copy, "copy") if preset.memory_bound else (percent_of_gemm, "GEMM")
-    lines = [[f"{preset.name} ({preset.unit})", *peers, "best peer", "ratio", f"% of {ceiling}", "MHz", "W"]]
+    lines = [[f"{preset.name} ({preset.unit})", *peers, "best peer", "ratio", *added, f"% of {ceiling}", "MHz", "W"]]
     for row in rows:
         cells = [row.shape.name]
         for peer in peers:
@@ -127,12 +140,25 @@ def table(rows: Sequence[Row], preset: Preset, ceilings: Ceilings) -> str:
         cells += [
             best or "-",
             "-" if against is None else f"{against:.3f}",
+            *(own_cells(row, best) if masked else []),
             "-" if share is None else f"{share:.1f}",
             str(row.clocks.sm_mhz) if row.clocks else "-",
             f"{row.clocks.power_w:.0f}" if row.clocks else "-",
         ]
         lines.append(cells)
     return aligned(lines)
+
+
+def own_cells(row: Row, best: str | None) -> list[str]:
+    """Time of the own reference in us, the row's work over its work, the ratio, memory beyond inputs and outputs."""
+    shape, compared = row.shape, own_ratio(row)
+    memory = [row.extra_bytes.get(peer) if peer else None for peer in (OURS, best)]
+    return [
+        digits(row.own.median * 1e6) if row.own else "-",
+        f"{shape.own_work:.3f}" if isinstance(shape, MaskedShape) and shape.own else "-",
+        "-" if compared is None else f"{compared:.3f}",
+        *("-" if size is None else f"{size / 2**20:.1f}" for size in memory),
+    ]
 
 
 def configuration_table(rows: Sequence[Row], preset: Preset) -> str:
@@ -234,9 +260,26 @@ def records(rows: Sequence[Row], ceilings: Ceilings) -> list[dict[str, Any]]:
                     "sm_mhz": row.clocks.sm_mhz if row.clocks else None,
                     "power_w": row.clocks.power_w if row.clocks else None,
                     "temperature_c": row.clocks.temperature_c if row.clocks else None,
+                    **(own_record(row, peer) if isinstance(shape, MaskedShape) else {}),
                 }
             )
     return found
+
+
+def own_record(row: Row, peer: str) -> dict[str, Any]:
+    """What the record of a masked row has besides."""
+    shape = row.shape
+    assert isinstance(shape, MaskedShape)
+    return {
+        "features": " ".join(shape.features),
+        "visible_share": shape.visible_share,
+        "own_reference": shape.own.name if shape.own else None,
+        "own_reference_us": row.own.median * 1e6 if row.own else None,
+        "own_reference_spread": row.own.spread if row.own else None,
+        "own_work": shape.own_work,
+        "ratio_to_own_reference": own_ratio(row) if peer == OURS else None,
+        "extra_bytes": row.extra_bytes.get(peer),
+    }
 
 
 def host_records(times: Sequence[HostTime]) -> list[dict[str, Any]]:

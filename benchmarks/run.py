@@ -14,28 +14,32 @@ from typing import Any
 
 import torch
 
-from . import plots, report
+from . import masked_peers, masks, plots, report
 from .host import measure_host
 from .machine import facts, measure_copy, measure_gemm, read_clocks
-from .measure import DeviceLost, Options, Row, measure_row
+from .measure import OWN_REFERENCE, DeviceLost, Options, Row, measure_row
 from .peers import LOADERS, OURS, Peer, Unavailable, configuration_peer, doubtful, load, planned
-from .presets import DTYPE_NAMES, PRESETS, Preset, Shape
+from .presets import DTYPE_NAMES, Preset, Shape
+from .presets import PRESETS as PLAIN_PRESETS
 from .progress import Progress
 
 # More than any table of ours holds; the op refuses the numbers beyond its end.
 CONFIGURATIONS = range(64)
 DEFAULT_PEERS = {"cuda": "torch,cudnn,fa2,fa3", "cpu": "torch"}
+MASKED_PEERS = {"cuda": "cudnn,efficient,fa2,math,flex,fa3", "cpu": "torch"}
+PRESETS = PLAIN_PRESETS | masks.PRESETS
+PEERS = [name for name in {**LOADERS, **masked_peers.LOADERS} if name != OURS]
 
 
 def parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     add = command.add_argument
     add("--preset", choices=[*PRESETS, "host"], default="standard")
-    add("--peers", help=f"comma-separated, of {', '.join(name for name in LOADERS if name != OURS)}")
+    add("--peers", help=f"comma-separated, of {', '.join(PEERS)}")
     add("--pass", dest="direction", choices=["fwd", "bwd"], default="fwd", help="forward or backward pass alone")
     add("--configurations", help="also time these rows of our forward table: 'all' or numbers, as in 0,3")
     add("--repeats", type=int, help="samples of every peer (default: as many as the time allows)")
-    add("--seconds-per-row", type=float, default=2.0, help="time for all peers of a row together (default %(default)s)")
+    add("--seconds-per-row", type=float, help="time for all peers of a row together (default 2, for masks 1)")
     add("--output", type=Path, help="folder for JSON, CSV and PNG files (default: none are written)")
     add("--filter", help="only rows whose name contains this regular expression, as in 'hd128 causal'")
     add("--device", choices=["cuda", "cpu"], help="default: cpu for the preset cpu, else cuda where there is one")
@@ -53,17 +57,22 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         args.device = "cuda" if args.preset != "cpu" and torch.cuda.is_available() else "cpu"
     if args.device == "cuda" and not torch.cuda.is_available():
         command.error("--device cuda: this torch sees no CUDA device")
-    names = [name for name in (args.peers or DEFAULT_PEERS[args.device]).split(",") if name]
+    defaults = MASKED_PEERS if args.preset in masks.PRESETS else DEFAULT_PEERS
+    names = [name for name in (args.peers or defaults[args.device]).split(",") if name]
     for name in names:
-        if name not in LOADERS or name == OURS:
-            command.error(f"--peers: unknown {name!r}, allowed are {', '.join(n for n in LOADERS if n != OURS)}")
+        if name not in PEERS:
+            command.error(f"--peers: unknown {name!r}, allowed are {', '.join(PEERS)}")
     args.peers = list(dict.fromkeys(names))
     if args.configurations and args.direction == "bwd":
         command.error("--configurations: only the forward pass has a configuration table")
+    if args.configurations and args.preset in masks.PRESETS:
+        command.error("--configurations: a configuration is timed alone only on rows without masks")
     if args.configurations and not re.fullmatch(r"all|\d+(,\d+)*", args.configurations):
         command.error(f"--configurations: {args.configurations!r} is neither 'all' nor numbers like 0,3")
     if args.repeats is not None and args.repeats < 1:
         command.error(f"--repeats: {args.repeats} must be at least 1")
+    if args.seconds_per_row is None:
+        args.seconds_per_row = 1.0 if args.preset in masks.PRESETS else 2.0
     if not args.seconds_per_row > 0:
         command.error(f"--seconds-per-row: {args.seconds_per_row} must be above 0")
     if args.threads is not None and args.threads < 1:
@@ -148,7 +157,7 @@ def measure_rows(preset: Preset, peers: list[Peer], options: Options) -> tuple[l
                 row = measure_row(shape, peers, options)
             except DeviceLost as error:
                 return rows, str(error)
-            if options.direction == "fwd":
+            if options.direction == "fwd" and not isinstance(shape, masks.MaskedShape):
                 row.plan = planned(shape, options.device)
             rows.append(row)
             progress.finish()
@@ -161,13 +170,20 @@ def doubts(rows: Sequence[Row]) -> list[str]:
     return [text for text in found if text]
 
 
+def failed_row(row: Row) -> bool:
+    """Whether a result of ours is wrong or missing."""
+    ours = (OURS, OWN_REFERENCE)
+    return any(name in row.skipped for name in ours) or any(name in ours or report.is_ours(name) for name in row.wrong)
+
+
 def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[str, str]) -> int:
     preset = select(PRESETS[args.preset]().filtered(args.filter), args.direction)
     if not preset.shapes:
         chosen = f"--pass {args.direction}" + (f" --filter {args.filter!r}" if args.filter else "")
         print(f"preset {args.preset!r} has no row to measure for {chosen}", file=sys.stderr)
         return 2
-    peers, missing = load([OURS, *args.peers])
+    masked = args.preset in masks.PRESETS
+    peers, missing = load([OURS, *args.peers], masked_peers.LOADERS if masked else LOADERS)
     versions = {peer.name: peer.version for peer in peers}
     print_header(environment, versions, missing)
     generator = torch.Generator(device=device)
@@ -215,7 +231,7 @@ def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[s
             stem, name = file_stem(args), machine_name(environment)
             for path in plots.draw(rows, preset, ceilings, args.output, stem, name):
                 print(f"wrote {path}")
-    failed = OURS in missing or any(OURS in row.skipped or any(map(report.is_ours, row.wrong)) for row in rows)
+    failed = OURS in missing or any(failed_row(row) for row in rows)
     return 1 if failed or lost else 0
 
 

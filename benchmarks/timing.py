@@ -1,7 +1,8 @@
 """Timing: samplers that measure one callable, and the interleaving of several of them.
 
 A sample is the time per call over a number of calls in a row. All callables of a row are sampled in turns, in an order
-that rotates with every round, so that a change of clock or temperature meets all of them alike.
+that rotates with every round, so that a change of clock or temperature meets all of them alike; every other turn of
+the rotation is backwards, so that nobody always follows the one that leaves the chip hottest.
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ def interleave(
         repeats = repeats_within(seconds, sum(calls[name] * estimates[name] for name in names))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for round_index in range(repeats):
-        first = round_index % len(names)
-        for name in names[first:] + names[:first]:
+        turn, first = divmod(round_index, len(names))
+        order = names[first:] + names[:first]
+        for name in order if turn % 2 == 0 else reversed(order):
             samples[name].append(samplers[name].sample(calls[name]))
     return {name: Timing(tuple(samples[name]), calls[name]) for name in names}

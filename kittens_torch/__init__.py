@@ -8,7 +8,7 @@ from .enable import disable, enable, enabled
 from .environment import build_info
 from .explain import Plan, explain
 from .functional import attention, scaled_dot_product_attention
-from .integrations.transformers import register_when_loaded as _register_when_loaded
+from .integrations import register_when_loaded as _register_when_loaded
 from .ops import checked_machine
 from .report import Report, report
 

@@ -7,9 +7,9 @@ their device keys alone. So all that torch does above them stays torch's: autoca
 `scaled_dot_product_attention` would have to come with autograd, autocast and batching of its own, and a replaced
 `torch.nn.functional` attribute is not seen by modules that imported the function by name, nor by compiled graphs.
 
-Only forward operators are overridden. Their outputs are those that torch's backward operators ask for (the layout of
-the query, and the natural-log logsumexp in the shape of each backend), so that a backward pass runs torch's own fused
-kernel, also when `disable` comes between forward and backward.
+The outputs of the forward operators are those that torch's backward operators ask for (the layout of the query, and
+the natural-log logsumexp in the shape of each backend), so that `disable` may come between forward and backward. On
+the GPU the backward operators are ours too (`enable_backward`); on the CPU torch's are faster and stay.
 """
 
 # mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
@@ -28,6 +28,7 @@ import torch.nn.attention as torch_attention
 from torch import Tensor
 
 from . import call, checks, dispatch, ops
+from .enable_backward import cudnn_backward, flash_backward
 
 NAME = "kittens"
 TORCH_IS_FASTER = "torch's own kernel is faster for this call on this CPU, or was not measured against ours"
@@ -214,7 +215,9 @@ def _cudnn(torchs: Any) -> Callable[..., Any]:
 OVERRIDES: tuple[tuple[str, str, Callable[[Any], Callable[..., Any]]], ...] = (
     ("_scaled_dot_product_flash_attention_for_cpu", "CPU", _flash_for_cpu),
     ("_scaled_dot_product_flash_attention", "CUDA", _flash),
+    ("_scaled_dot_product_flash_attention_backward", "CUDA", flash_backward(_has_no_kernel)),
     ("_scaled_dot_product_cudnn_attention", "CUDA", _cudnn),  # what torch prefers on an H100 or H200
+    ("_scaled_dot_product_cudnn_attention_backward", "CUDA", cudnn_backward(_has_no_kernel)),
 )
 
 
@@ -249,10 +252,11 @@ def enable() -> None:
     """Runs every `torch.nn.functional.scaled_dot_product_attention` of this process on our kernels, until `disable`.
 
     It reaches all code that calls torch's function, in `torch.nn` and elsewhere, in eager mode and in compiled graphs,
-    in all threads. What torch would give to its flash or cuDNN kernel comes to us; gradients, and whatever torch gives
-    to its memory-efficient kernel or its math (`sdpa_kernel`, float32 on a GPU, unequal head dims on the CPU), stay
-    torch's. A call that none of our kernels covers runs torch's kernel after a warning once per reason
-    (`set_fallback`). On the CPU a call that torch is expected to run faster stays there as well, without a warning.
+    in all threads. What torch would give to its flash or cuDNN kernel comes to us, and on the GPU its backward pass as
+    well; gradients on the CPU, and whatever torch gives to its memory-efficient kernel or its math (`sdpa_kernel`,
+    float32 on a GPU, unequal head dims on the CPU), stay torch's. A call that none of our kernels covers runs torch's
+    kernel after a warning once per reason (`set_fallback`). On the CPU a call that torch is expected to run faster
+    stays there as well, without a warning.
 
     The same as `torch.nn.attention.activate_flash_attention_impl("kittens")`. Another implementation of that registry
     that is active gives way, and comes back at `disable`. Enabling twice is enabling once.

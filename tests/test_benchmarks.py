@@ -43,10 +43,10 @@ def rounds(log, estimates):
 def test_interleave_rotates_the_order_and_fills_samples():
     log = []
     samplers = {name: Scripted(name, seconds, log) for name, seconds in (("a", 0.002), ("b", 0.005), ("c", 0.05))}
-    timings = timing.interleave(samplers, seconds=1000.0, repeats=4)
-    assert rounds(log, 3) == "abc" + "bca" + "cab" + "abc"
+    timings = timing.interleave(samplers, seconds=1000.0, repeats=7)
+    assert rounds(log, 3) == "abc" + "bca" + "cab" + "cba" + "acb" + "bac" + "abc"
     assert {name: t.calls for name, t in timings.items()} == {"a": 10, "b": 4, "c": 1}  # of SAMPLE_SECONDS = 20 ms
-    assert timings["b"].samples == (0.005,) * 4
+    assert timings["b"].samples == (0.005,) * 7
 
 
 def test_interleave_asks_short_calls_twice_for_an_estimate():

@@ -101,7 +101,9 @@ PIPELINE = {
     "same phase twice": rf"wrong phase: wait\(0\) on {BARRIER}, for the phase this warpgroup has waited for already",
     "no init": f"(expect|wait) on {BARRIER} before its init",
     "no publish_barriers": "(wait|expect|arrive) on the .*barrier .*before (publish_barriers|its init)",
-    "vector read before its copy": f"map_columns reads {BIAS} before its copy has completed",
+    "no await_earlier_launches": "copy touches global memory before await_earlier_launches, and the kernel starts "
+    "early",
+    "vector read before its copy": f"load_columns reads {BIAS} before its copy has completed",
     "message released twice": r"release of a message in the mailbox at shared\+\d+, which this warpgroup has not "
     "waited for",
     "copy nobody waits for": rf"the kernel ends while the copy into {B} \(ring stage 1\) may be in flight: nobody has "

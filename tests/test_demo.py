@@ -1,10 +1,11 @@
-"""The demo's parts: its attention inside a model, batches without padding, nearest sentences, timing, the plot."""
+"""The demo's parts: our attention inside a model, batches without padding, nearest sentences, timing, the plot."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import math
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import kittens_torch
 
@@ -31,48 +31,12 @@ def demo() -> ModuleType:
     return module
 
 
-class Module:
-    """What the interface passes of a layer."""
-
-    def __init__(self, is_causal: bool) -> None:
-        self.is_causal = is_causal
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length_q", [1, 5, 5 + 64])
-def test_attention_function(demo: ModuleType, causal: bool, length_q: int) -> None:
-    """Grouped heads, operands that are transposed views, queries that are the last rows of the sequence."""
-    length_k = 69
-    query = torch.randn(2, length_q, 4, 32).transpose(1, 2)
-    key, value = (torch.randn(2, length_k, 2, 32).transpose(1, 2) for _ in range(2))
-    ours = demo.KittensAttention()
-    output, weights = ours(Module(causal), query, key, value, None, scaling=0.3, use_cache=True, sliding_window=None)
-    visible = torch.ones(length_q, length_k, dtype=torch.bool)
-    if causal:
-        visible = visible.tril(diagonal=length_k - length_q)
-    expected = F.scaled_dot_product_attention(query, key, value, visible, scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(output, expected.transpose(1, 2), atol=2e-6, rtol=1e-5)
-    assert output.is_contiguous(), "the model reshapes it without a copy"
-    assert weights is None and ours.calls == 1
-    assert ours.plan.machine == "cpu" and ours.plan.function == "attention"
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [("attention_mask", torch.ones(1, 1, 3, 3, dtype=torch.bool)), ("dropout", 0.1), ("softcap", 50.0), ("s_aux", 1.0)],
-)
-def test_attention_function_refuses_what_it_cannot_do(demo: ModuleType, argument: str, value: Any) -> None:
-    query = torch.randn(1, 2, 3, 8)
-    ours = demo.KittensAttention()
-    with pytest.raises(NotImplementedError, match=argument):
-        ours(Module(False), query, query, query, **{"attention_mask": None, argument: value})
-    assert ours.calls == 0
-
-
 @pytest.fixture(scope="module")
 def bert() -> Any:
     """A tiny BERT with random weights, in transformers' own classes."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: `make demo` installs it")
+    transformers = pytest.importorskip(
+        "transformers", "5", reason="transformers >= 5 is not installed: `make demo` installs it"
+    )
     torch.manual_seed(1)
     config = transformers.BertConfig(
         vocab_size=50, hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=64
@@ -81,22 +45,41 @@ def bert() -> Any:
 
 
 def test_embeddings_of_a_transformers_model(demo: ModuleType, bert: Any) -> None:
-    ours = demo.KittensAttention()
-    ours.register()
-    by_us, by_torch = demo.embed(bert, TOKENS, ours.name), demo.embed(bert, TOKENS, "sdpa")
-    assert ours.calls == 3 * 2, "three layers, batches of two lengths"
+    with demo.our_machine(CPU), kittens_torch.report() as report:
+        by_us = demo.embed(bert, TOKENS, "kittens")
+    plans = [call.plan for call in report.calls]
+    assert len(plans) == 3 * 2, "three layers, batches of two lengths"
+    assert {(plan.machine, plan.kernel) for plan in plans} == {("checked", "forward_sm90")}
+    by_torch = demo.embed(bert, TOKENS, "sdpa")
     torch.testing.assert_close(by_us, by_torch, atol=1e-6, rtol=0)
     one_by_one = torch.cat([demo.embed(bert, [tokens], "sdpa") for tokens in TOKENS])
     torch.testing.assert_close(by_torch, one_by_one, atol=1e-6, rtol=0)
     assert (by_torch[0] - by_torch[2]).abs().max() > 1e-3, "the sequences must not all look alike"
 
 
-def test_padding_reaches_the_attention_function(demo: ModuleType, bert: Any) -> None:
-    """Registered with its masks: a padded batch is refused, and not computed as if the padding were words."""
-    demo.KittensAttention().register()
-    bert.set_attn_implementation(demo.KittensAttention.name)
-    with pytest.raises(NotImplementedError, match="attention_mask"), torch.no_grad():
-        bert(input_ids=torch.tensor([[1, 2, 0], [3, 4, 5]]), attention_mask=torch.tensor([[1, 1, 0], [1, 1, 1]]))
+def test_encoder(
+    demo: ModuleType, bert: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole comparison, with tiny random weights and letters for words."""
+
+    class Loaded:
+        @staticmethod
+        def from_pretrained(folder: Path, **settings: Any) -> Any:
+            return bert if settings else lambda words: {"input_ids": [[ord(c) % 50 for c in word] for word in words]}
+
+    transformers = importlib.import_module("transformers")
+    monkeypatch.setattr(demo, "weights_folder", lambda: Path("nowhere"))
+    monkeypatch.setattr(transformers, "AutoTokenizer", Loaded, raising=False)
+    monkeypatch.setattr(transformers, "AutoModel", Loaded, raising=False)
+    try:
+        demo.run_encoder(CPU, torch.float32)
+    finally:
+        bert.float()
+    printed = capsys.readouterr().out
+    batches = len({len(sentence) for sentence in demo.SENTENCES})
+    assert f"our attention ran {3 * batches} times (3 layers x {batches} batches) in float32" in printed
+    assert "forward_sm90" in printed
+    assert float(re.findall(r"ours - float64 +(\S+)", printed)[0]) < 1e-5
 
 
 def test_groups_have_one_length_each(demo: ModuleType) -> None:

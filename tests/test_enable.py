@@ -195,9 +195,15 @@ def test_outputs(
 
 @every_dtype
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_gradients(device: str, dtype: torch.dtype, is_causal: bool, outcomes: list[Outcome]) -> None:
-    """torch's backward of our forward's outputs."""
+def test_gradients(
+    device: str, dtype: torch.dtype, is_causal: bool, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the GPU our backward of our forward's outputs, on the CPU torch's."""
     causal = "upper_left" if is_causal else None
+    runs = []
+    module = importlib.import_module("kittens_torch.enable_backward")
+    run_backward = module.run_backward
+    monkeypatch.setattr(module, "run_backward", lambda *arguments: runs.append(1) or run_backward(*arguments))
     for backend in FUSED[device]:
         query, key, value = leaves(*inputs(device, dtype, batch=2, heads=3, length_q=130, head_dim=64))
         with kittens_torch.enabled(), sdpa_kernel(backend):
@@ -206,6 +212,17 @@ def test_gradients(device: str, dtype: torch.dtype, is_causal: bool, outcomes: l
             gradients = torch.autograd.grad(output, (query, key, value), grad_output)
         check_gradients(gradients, query, key, value, grad_output, causal=causal)
     assert [outcome.reason for outcome in outcomes] == [""] * len(FUSED[device])
+    assert len(runs) == (len(FUSED[device]) if device == "cuda" else 0)
+
+
+@routes
+def test_enable_between_forward_and_backward(device: str, backend: SDPBackend) -> None:
+    query, key, value = leaves(*inputs(device, dtype_of(device), length_q=70))
+    with sdpa_kernel(backend):
+        output = F.scaled_dot_product_attention(query, key, value)
+    with kittens_torch.enabled():
+        gradients = torch.autograd.grad(output, (query, key, value), output.detach())
+    check_gradients(gradients, query, key, value, output.detach())
 
 
 @routes

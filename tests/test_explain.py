@@ -97,15 +97,18 @@ def test_nothing_is_computed_or_warned(monkeypatch: pytest.MonkeyPatch, recwarn:
         raise AssertionError("explain ran the op")
 
     monkeypatch.setattr("kittens_torch.ops.run_forward", never)
+    monkeypatch.setattr("kittens_torch.modified.run_forward", never)
     query, key, value = inputs("cpu", torch.float32, length_q=5, head_dim=8)
     assert explain(query, key, value).machine == "cpu"
-    assert explain(query, key, value, torch.ones(5, 5, dtype=torch.bool)).machine == "torch"
+    assert explain(query, key, value, torch.ones(5, 5, dtype=torch.bool)).machine == "cpu"
+    wide = torch.randn(1, 2, 5, 300)
+    assert explain(wide, wide, wide, torch.ones(5, 5, dtype=torch.bool)).machine == "torch"
     before = kittens_torch.set_fallback("error")
     try:
-        plan = explain(query, key, value, dropout_p=0.5)
+        plan = explain(wide, wide, wide, dropout_p=0.5)
     finally:
         kittens_torch.set_fallback(before)
-    assert plan.machine == "torch" and "not measured" in plan.reason and plan.kernel is None
+    assert plan.machine == "torch" and "300" in plan.reason and plan.kernel is None
     assert not recwarn.list
     assert str(plan) == f"scaled_dot_product_attention on torch: {plan.reason}"
 

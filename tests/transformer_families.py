@@ -16,7 +16,6 @@ from torch import Tensor
 
 import kittens_torch
 from kittens_torch import FallbackWarning
-from kittens_torch.integrations.transformers import register
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: `make test` installs it")
@@ -50,11 +49,13 @@ class Family:
     settings: dict[str, Any] = field(default_factory=dict)
     inputs: Callable[[], dict[str, Tensor]] = lambda: {"input_ids": TOKENS}
     reason: str = ""
-    # transformers 4.57 takes the attention of this one from a table of its own, which knows no other names.
-    only_in_5: bool = False
+
+    def takes_other_attention(self) -> bool:
+        """Older versions of some models have attention classes of their own, which no name of the table reaches."""
+        module = importlib.import_module(getattr(transformers, self.model).__module__)
+        return hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 
     def build(self) -> Any:
-        register()  # The demo has an attention of its own by the same name.
         torch.manual_seed(0)
         config = getattr(transformers, self.config)(**self.settings)
         model = getattr(transformers, self.model)(config).eval()
@@ -97,7 +98,6 @@ FAMILIES = {
         | {"pad_token_id": 0, "decoder_start_token_id": 0},
         lambda: {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :9]},
         reason="position_bias",
-        only_in_5=True,
     ),
     "Whisper": Family(
         "WhisperForConditionalGeneration",
@@ -117,13 +117,12 @@ FAMILIES = {
         {**ENCODER, "hidden_size": 144, "image_size": 24, "patch_size": 8},  # head dim 72
         lambda: _images(24),
     ),
-    "BERT": Family("BertModel", "BertConfig", {**ENCODER, "vocab_size": 61}, only_in_5=True),
+    "BERT": Family("BertModel", "BertConfig", {**ENCODER, "vocab_size": 61}),
     "ModernBERT": Family(
         "ModernBertModel",
         "ModernBertConfig",
         {**ENCODER, "vocab_size": 61, "local_attention": 8, "global_attn_every_n_layers": 2}
         | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
-        only_in_5=True,
     ),
 }  # fmt: skip
 
@@ -133,9 +132,9 @@ def family_names(**fields: Any) -> list[Any]:
     return [
         pytest.param(
             name,
-            marks=[pytest.mark.skipif(not IS_5, reason="transformers 4.57 has a table of its own for this model")]
-            if family.only_in_5
-            else [],
+            marks=pytest.mark.skipif(
+                not family.takes_other_attention(), reason="this version of the model has only its own attention"
+            ),
         )
         for name, family in FAMILIES.items()
         if all(getattr(family, key) == value for key, value in fields.items())
@@ -191,12 +190,16 @@ def run(model: Any, implementation: str, inputs: dict[str, Any], rows: Tensor | 
 
 
 def assert_close_to_exact(mine: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
-    """Of two runs in a 16-bit type, ours is at most three times as far from the float32 run as eager's, and 2 %."""
+    """Of two runs in a 16-bit type, ours is at most three times as far from the float32 run as eager's, and 2 %.
+
+    The gradient of a key's bias is zero but for rounding, which in ours holds that of the output: it is measured
+    against a twentieth of the model's largest entry.
+    """
     assert mine.keys() == eager.keys() == exact.keys()
     largest = max(value.abs().max() for value in exact.values())
     for name, value in exact.items():
         error, its = (mine[name].float() - value).abs().max(), (eager[name].float() - value).abs().max()
-        size = torch.maximum(value.abs().max(), largest / 100)
+        size = torch.maximum(value.abs().max(), largest / 20)
         assert error <= 3 * its + 0.02 * size, f"{name}: error {error:.2e}, eager's {its:.2e}, largest entry {size:.2e}"
 
 

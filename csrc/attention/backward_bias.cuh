@@ -142,8 +142,10 @@ template <class C> struct backward_bias_kernel {
       if (one_row) {  // every row of the tile becomes the sum of all rows
         sum_columns(s.columns[wg], bias_gradient);
         both.sync();
-        map_columns(bias_gradient, s.columns[0], [](real, real x) { return x; });
-        map_columns(bias_gradient, s.columns[1], [](real sum, real x) { return sum + x; });
+        column_vector<real, C::block_n> sums[2];
+        for (int i = 0; i < 2; i++) load_columns(sums[i], s.columns[i]);
+        map_columns(bias_gradient, sums[0], [](real, real x) { return x; });
+        map_columns(bias_gradient, sums[1], [](real sum, real x) { return sum + x; });
         both.sync();
       }
       if (one_key) {

@@ -5,9 +5,11 @@
 //   S^T = K Q^T    P^T = exp2(scale_log2 S^T - logsumexp2)    dV += P^T dO
 //   dP^T = V dO^T  dS^T = P^T (dP^T - delta)                  dK += dS^T Q   (times scale at the end)
 // SumsQuery: dS^T also goes through shared memory, where the keys of both warpgroups meet for dQ += dS K, which is added up in memory as floats.
-// Otherwise the warpgroups do not meet at all.
+// Otherwise the warpgroups do not meet at all. Late: a step makes dQ of the step before it, so that a warpgroup may be most of a step ahead of the
+// other, and its exponentials run under the other's products (head_dim 128, full, 16k keys: 602 against 562 TFLOP/s).
 //
-// Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barrier `meet`: both have stored dS.
+// Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barriers `meet`: both have stored dS; late, `stored + 2 w + t`:
+// warpgroup w has stored dS in buffer t, and has read the other buffer.
 #pragma once
 #include "backward_modifiers.cuh"
 
@@ -75,12 +77,16 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
   using params = backward_key_params<C>;
   using shared = backward_keys_shared<C, SumsQuery>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
+  static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
     using T = typename C::element;
     using real = typename C::real;
     constexpr named_barrier meet{first_free_barrier, consumers};
+    constexpr int stored = first_free_barrier + 1;
+    // At 128 queries a step dQ in its own step is the faster one (head_dim 64, full, 16k keys: 548 against 521 TFLOP/s).
+    constexpr bool late = SumsQuery && C::block_q == 64 && !C::modified;
     backward_barriers(s, cta, consumers);
 
     if (cta.warpgroup == 0) {
@@ -100,6 +106,10 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
     register_tile<real, C::value_dim> value_gradient;
     register_tile<real, C::block_q> scores, score_gradient;
     register_tile<T, C::block_q> weights, rounded_gradient;
+    column_vector<real, C::block_q> logsumexp2, delta;
+    // Held: the first product of a step would else wait 400 cycles for the address register of the last step's additions (head_dim 128). With 128
+    // queries the register is worth more (head_dim 64, full, 16k keys: 478 against 512 TFLOP/s).
+    using sums_of_query = tile_sums<real, C::block_q == 64>;
     int turn = 0;  // which of the two buffers dS goes through
 
     while (mail.wait().key >= 0) {
@@ -110,19 +120,34 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      auto step = [&](int head, int i, auto masked) {
+      const backward_key_blocks<C> blocks(p, w);
+      const auto sums_at = [&](int head, int i) {
+        return sums_of_query(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg) * C::query_sum_tile);
+      };
+      const int first_head = uniform(w.head * p.group);
+      sums_of_query sums = sums_at(first_head, blocks.first - 1);
+      [[maybe_unused]] int ahead = p.sum_step;  // late: from the sums added last to those of the step whose dQ is still to make
+      register_tile<real, C::query_sum_columns> query_gradient;
+      auto make_query_gradient = [&](auto& ds) {
+        const int mine = uniform(wg * 64);
+        mma_AtB(query_gradient, columns_of(ds, C::split_columns ? 0 : mine),
+                columns_of(k, C::split_columns ? mine / 64 * C::query_sum_columns : 0), 0);
+        mma_commit();
+      };
+
+      auto step = [&](int head, int i, auto masked, [[maybe_unused]] auto first) {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         gradient.follow(query);
         const auto& q = query.wait();
-        const auto& logsumexp2 = s.logsumexp2[query.last()];
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
         if constexpr (C::modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
+          load_columns(logsumexp2, s.logsumexp2[query.last()]);
           const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key + mine);
           register_tile<T, C::block_q> slope;
           tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
@@ -130,13 +155,13 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           tile.differentiate_cap(scores, slope);
         }
         const auto& g = gradient.wait();
-        const auto& delta = s.delta[gradient.last()];
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, mine), g, 0);
         mma_commit();
         if constexpr (!C::modified) {
           mma_wait<1>();
           mma_done(scores);
+          load_columns(logsumexp2, s.logsumexp2[query.last()]);
           exp2_columns(scores, logsumexp2, p.scale_log2);
           if constexpr (masked) zero_unless(scores, visible);
         }
@@ -153,6 +178,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<0>();
         }
         mma_done(score_gradient);
+        load_columns(delta, s.delta[gradient.last()]);
         if constexpr (C::modified)
           map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         else
@@ -160,22 +186,29 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         convert(rounded_gradient, score_gradient);
         if constexpr (SumsQuery) {
           auto& ds = s.score_gradients.tile.tile[turn];
-          turn ^= 1;
+          if constexpr (late && !first) named_barrier{stored + 2 * (1 - wg) + (turn ^ 1), consumers}.sync();
           store(rows_of(ds, mine), rounded_gradient);
           if constexpr (!C::values_early) add_values();
-          publish(meet);
-          register_tile<real, C::query_sum_columns> query_gradient;
-          mma_begin(query_gradient, key_gradient, rounded_gradient);
-          mma_AtB(query_gradient, columns_of(ds, C::split_columns ? 0 : mine),
-                  columns_of(k, C::split_columns ? mine / 64 * C::query_sum_columns : 0), 0);
-          mma_commit();
+          if constexpr (!late) publish(meet);
+          if constexpr (late && first) {
+            mma_begin(key_gradient, rounded_gradient);
+          } else {
+            mma_begin(query_gradient, key_gradient, rounded_gradient);
+            make_query_gradient(late ? s.score_gradients.tile.tile[turn ^ 1] : ds);
+          }
           mma_AB(key_gradient, rounded_gradient, q, 1);
           mma_commit();
           mma_wait<1>();
-          mma_done(value_gradient, query_gradient);
+          mma_done(value_gradient);
           gradient.release();
-          const int64_t sum = ((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg;
-          add_to(p.query_sum + sum * C::query_sum_tile, query_gradient);
+          if constexpr (late) publish_arrive({stored + 2 * wg + turn, consumers});
+          turn ^= 1;
+          if constexpr (!late || !first) {
+            mma_done(query_gradient);
+            sums.advance(late ? ahead : p.sum_step);
+            sums.add(query_gradient);
+          }
+          if constexpr (late) ahead = i == blocks.first && head != first_head ? (p.steps - (blocks.end - 1 - blocks.first)) * p.sum_step : p.sum_step;
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -189,23 +222,48 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_done(key_gradient);
         query.release();
       };
-      const backward_key_blocks<C> blocks(p, w);
       [[maybe_unused]] bool taken = false;
+      constexpr std::true_type yes;
+      constexpr std::false_type no;
+      const bool any = blocks.first < blocks.end;
+      if constexpr (late)
+        if (any) {
+          if (blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
+            step(first_head, blocks.first, yes, yes);
+          else
+            step(first_head, blocks.first, no, yes);
+        }
       for (int n = 0; n < p.group; n++) {
-        const int head = w.head * p.group + n;
+        const int head = first_head + n;
         int i = blocks.first;
+        if constexpr (!late)
+          if (n > 0) sums = sums_at(head, i - 1);
+        if (late && n == 0 && any) i++;
         if constexpr (C::modified) {
           for (; i < blocks.end; i++) {
-            if (p.skips(w, head, i, taken)) continue;
+            if (p.skips(w, head, i, taken)) {
+              sums.advance(p.sum_step);
+              continue;
+            }
             taken = true;
-            step(head, i, std::true_type{});
+            step(head, i, yes, no);
           }
         } else {
-          for (; i < blocks.plain_first; i++) step(head, i, std::true_type{});
-          for (; i < blocks.plain_end; i++) step(head, i, std::false_type{});
-          for (; i < blocks.end; i++) step(head, i, std::true_type{});
+          for (; i < blocks.plain_first; i++) step(head, i, yes, no);
+          for (; i < blocks.plain_end; i++) step(head, i, no, no);
+          for (; i < blocks.end; i++) step(head, i, yes, no);
         }
       }
+      if constexpr (late)
+        if (any) {  // dQ of the last step
+          named_barrier{stored + 2 * (1 - wg) + (turn ^ 1), consumers}.sync();
+          mma_begin(query_gradient);
+          make_query_gradient(s.score_gradients.tile.tile[turn ^ 1]);
+          mma_wait<0>();
+          mma_done(query_gradient);
+          sums.advance(ahead);
+          sums.add(query_gradient);
+        }
 
       if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V
       const place where{w.key + wg * 64, w.head, w.batch};

@@ -29,6 +29,7 @@ template <class C> struct backward_query_kernel {
   using params = backward_query_params<C>;
   using shared = backward_query_shared<C>;
   static constexpr int consumers = C::block_m / 64, warpgroups = consumers + 1;
+  static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;

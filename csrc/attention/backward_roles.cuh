@@ -33,6 +33,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
   using params = backward_key_params<C>;
   using shared = backward_roles_shared<C, SumsQuery>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
+  static constexpr bool starts_early = true;
   static constexpr int weights_stored = kittens::first_free_barrier, weights_read = weights_stored + 2;
   static constexpr int gradients_stored = weights_read + 2, gradients_read = gradients_stored + 2, own = gradients_read + 2, met = own + 1;
 
@@ -57,19 +58,22 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
   using real = typename C::real;
 
   // Walks the steps of a tile: the query blocks that see it, of each head of the group in turn.
-  template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, Step step) {
+  template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, int part, Step step) {
     const backward_key_blocks<C> blocks(p, w);
     bool taken = false;
-    for (int n = 0; n < p.group; n++)
+    for (int n = 0; n < p.group; n++) {
+      const int head = w.head * p.group + n;
+      const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + blocks.first - 1;
+      kittens::tile_sums<real, false> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
       for (int i = blocks.first; i < blocks.end; i++) {
-        if (p.skips(w, w.head * p.group + n, i, taken)) continue;
+        if (p.skips(w, head, i, taken)) {
+          sums.advance(p.sum_step);
+          continue;
+        }
         taken = true;
-        step(w.head * p.group + n, i, i < blocks.plain_first || i >= blocks.plain_end);
+        step(sums, head, i, i < blocks.plain_first || i >= blocks.plain_end);
       }
-  }
-  static KITTENS_INLINE real* sums_of(const params& p, const backward_key_work<C>& w, int head, int i, int part) {
-    const int64_t step = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i;
-    return p.query_sum + (step * 2 + part) * C::query_sum_tile;
+    }
   }
 
   static KITTENS_KERNEL void sum_values(const params& p, shared& s) {
@@ -82,6 +86,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
     register_tile<real, C::value_dim> value_gradient;
     register_tile<real, C::block_q> scores;
     register_tile<T, C::block_q> weights;
+    column_vector<real, C::block_q> logsumexp2;
     int buffer = 0;
     if constexpr (SumsQuery)
       for (int b = 0; b < 2; b++) named_barrier{gradients_read + b, consumers}.arrive();  // both are free
@@ -92,15 +97,15 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(value_gradient, real(0));
-      walk(p, w, [&](int head, int i, bool masked) {
+      walk(p, w, 0, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
         gradient.follow(query);
         auto& q = query.wait();
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, 0), q, 0);
         mma_commit();
+        load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_wait<0>();
         mma_done(scores);
-        const auto& logsumexp2 = s.logsumexp2[query.last()];
         if constexpr (C::modified) {
           const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key);
           register_tile<T, C::block_q> slope;
@@ -137,7 +142,8 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
           mma_wait<0>();
           mma_done(query_gradient);
           named_barrier{gradients_read + buffer, consumers}.arrive();
-          add_to(sums_of(p, w, head, i, 0), query_gradient);
+          sums.advance(p.sum_step);
+          sums.add(query_gradient);
         } else {
           mma_wait<0>();
           mma_done(value_gradient);
@@ -170,6 +176,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
     register_tile<real, C::head_dim> key_gradient;
     register_tile<real, C::block_q> score_gradient, weights;
     register_tile<T, C::block_q> rounded_gradient;
+    column_vector<real, C::block_q> delta;
     int buffer = 0;
     for (int b = 0; b < 2; b++) named_barrier{weights_read + b, consumers}.arrive();  // both are free
 
@@ -179,18 +186,18 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(key_gradient, real(0));
-      walk(p, w, [&](int head, int i, bool masked) {
+      walk(p, w, 1, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
         gradient.follow(query);
         auto& g = gradient.wait();
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, 0), g, 0);
         mma_commit();
+        load_columns(delta, s.delta[gradient.last()]);
         mma_wait<0>();
         mma_done(score_gradient);
         named_barrier{weights_stored + buffer, consumers}.sync();
         load(weights, rows_of(s.weights[buffer], 0));
         named_barrier{weights_read + buffer, consumers}.arrive();
-        const auto& delta = s.delta[gradient.last()];
         if constexpr (C::modified)
           map_columns(score_gradient, weights, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         else if (masked)
@@ -218,7 +225,8 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
           query.release();
           mma_wait<0>();
           mma_done(query_gradient);
-          add_to(sums_of(p, w, head, i, 1), query_gradient);
+          sums.advance(p.sum_step);
+          sums.add(query_gradient);
         } else {
           auto& q = query.wait();
           mma_begin(key_gradient, rounded_gradient);

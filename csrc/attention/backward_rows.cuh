@@ -22,12 +22,14 @@ template <class C> struct backward_prepare {
     kittens::barrier full;
   };
   static constexpr int warpgroups = 1;
+  static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
     using real = typename C::real;
     if (cta.elect()) s.full.init(1);
     cta.publish_barriers();
+    cta.await_earlier_launches();
     const int tiles_per_head = p.padded_q / 64, rest = cta.index / tiles_per_head, row = (cta.index - rest * tiles_per_head) * 64;
     const int batch = rest / p.heads, head = rest - batch * p.heads, count = p.length_q - row;
     if (cta.elect()) {
@@ -69,6 +71,7 @@ template <class C> struct backward_finish {
     typename backward_tiles<C>::query_sum stage;
   };
   static constexpr int warpgroups = 1;
+  static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -77,6 +80,7 @@ template <class C> struct backward_finish {
     const int batch = rest / p.heads, head = rest - batch * p.heads;
     register_tile<real, C::query_sum_columns> sum;
     register_tile<typename C::element, C::query_sum_columns> rounded;
+    cta.await_earlier_launches();
     take_from(sum, p.query_sum + static_cast<int64_t>(cta.index) * C::query_sum_tile);
     map(sum, [&](real x) { return x * p.scale; });
     convert(rounded, sum);

@@ -74,6 +74,7 @@ template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens
     s.mail.init(consumers);
   }
   cta.publish_barriers();
+  cta.await_earlier_launches();
 }
 
 // What the modified class adds to it.
@@ -136,6 +137,7 @@ template <class C> struct backward_key_params : backward_problem<C> {
   bool need_key, need_value;
   real* query_sum;  // (batch, head, step, 64-row tile or half of its columns) in private order
   int steps;        // query blocks of a head
+  int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
 
   // Whether a step of a tile is passed over. One is taken in any case, the last one if need be: all warps of a warpgroup must meet.
   template <class Work> KITTENS_INLINE bool skips(const Work& w, int head, int step, bool taken) const {

@@ -177,6 +177,7 @@ template <class C> struct forward_kernel {
   using params = forward_params<C>;
   using shared = forward_shared<C>;
   static constexpr int warpgroups = C::consumers + 1;
+  static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -190,6 +191,7 @@ template <class C> struct forward_kernel {
       s.mail.init(C::consumers);
     }
     cta.publish_barriers();
+    cta.await_earlier_launches();
 
     if (cta.warpgroup == 0) {
       cta.template give_registers<C::producer_registers>();

@@ -83,6 +83,7 @@ template <class C> struct backward_launch {
         a.key_counter);
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
+    p.sum_step = 2 * C::query_sum_tile;
     return kittens::launch<Kernel>(p, a.key_grid, execution);
   }
 

@@ -103,7 +103,9 @@ template <class Element> struct score_rules {
       const int first = at.key + key;
       uint32_t bits = 0;
       if (given.mask_stride[3] == 1 && first + 32 <= keys && reinterpret_cast<uintptr_t>(from + first) % 16 == 0) {
-        KITTENS_UNROLL for (int i = 0; i < 8; i++) bits |= first_bits(reinterpret_cast<const uint32_t*>(from + first)[i]) << (4 * i);
+        uint32_t words[8];
+        kittens::load_words(words, from + first);
+        KITTENS_UNROLL for (int i = 0; i < 8; i++) bits |= first_bits(words[i]) << (4 * i);
       } else {
         KITTENS_NO_UNROLL for (int i = 0; i < 32; i++)
           bits |= static_cast<uint32_t>(from[key_of(first + i) * given.mask_stride[3]] != 0) << i;

@@ -269,19 +269,9 @@ gradients_of_call run_cuda(const backward_call& c) {
 
   void* stream = current_stream(device);
   backward_arguments& arguments = call.arguments;
-  const bool key_counter = !is_open(plan.mask) && plan.key_tiles > plan.key_grid;
-  const bool query_counter = !is_open(plan.mask) && plan.query_tiles > plan.query_grid;
-  std::optional<Tensor> captured_counters;
-  if ((key_counter || query_counter) && kittens::is_capturing(stream)) {
-    captured_counters = empty_contiguous({4}, ScalarType::Int, c.query);
-    auto* counters = static_cast<kittens::tile_counter*>(captured_counters->data_ptr());
-    if (const char* error = kittens::clear_async(counters, 2 * sizeof *counters, stream)) check(false, "tile counter: ", error);
-    if (key_counter) arguments.key_counter = counters;
-    if (query_counter) arguments.query_counter = counters + 1;
-  } else {
-    if (key_counter) arguments.key_counter = kittens::pooled_counter(device);
-    if (query_counter) arguments.query_counter = kittens::pooled_counter(device);
-    check((!key_counter || arguments.key_counter) && (!query_counter || arguments.query_counter), "device ", device, " gives no tile counter");
+  if (!is_open(plan.mask)) {
+    if (plan.key_tiles > plan.key_grid) arguments.key_counter = kittens::pooled_counter(device, stream);
+    if (plan.query_tiles > plan.query_grid) arguments.query_counter = kittens::pooled_counter(device, stream);
   }
   if (call.query_sum_bytes)
     if (const char* error = kittens::clear_async(arguments.query_sum, call.query_sum_bytes, stream)) check(false, "dQ's sums: ", error);

@@ -115,17 +115,7 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
                                 : aligned(out.output, {query.size(0), query.size(1), query.size(2), value.size(3)}, element_bytes);
   void* stream = current_stream(device);
   forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
-  std::optional<Tensor> captured_counter;
-  if (plan.kind != mask_class::full && plan.tiles > plan.grid) {
-    if (kittens::is_capturing(stream)) {
-      captured_counter = empty_contiguous({2}, ScalarType::Int, query);
-      arguments.counter = static_cast<kittens::tile_counter*>(captured_counter->data_ptr());
-      if (const char* error = kittens::clear_async(arguments.counter, sizeof *arguments.counter, stream)) check(false, "tile counter: ", error);
-    } else {
-      arguments.counter = kittens::pooled_counter(device);
-      check(arguments.counter != nullptr, "device ", device, " gives no tile counter");
-    }
-  }
+  if (plan.kind != mask_class::full && plan.tiles > plan.grid) arguments.counter = kittens::pooled_counter(device, stream);
   classified_mask known;
   if (modified) {
     known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, {stream});

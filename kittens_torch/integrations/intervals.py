@@ -112,6 +112,10 @@ class IntervalMask(Tensor):
         """The mask in memory, shared by the batch."""
         return self.interval.dense(self.shape[2], self.shape[3], self.device).expand(*self.shape)
 
+    def __deepcopy__(self, known: dict[int, Any]) -> IntervalMask:
+        batch, _, length_q, length_k = self.shape
+        return IntervalMask(self.interval, batch, length_q, length_k, self.device)
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"IntervalMask({self.interval}, size={tuple(self.shape)}, device={self.device})"
 

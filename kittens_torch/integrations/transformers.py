@@ -11,8 +11,6 @@ model masks (padding, packed sequences, images in text) becomes the dense mask t
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch import Tensor
 from .. import call, checks, dispatch, functional
 from ..explain import Plan
 from .intervals import Band, Interval, IntervalMask, band_of, looks_for_packing
+from .loading import when_loaded
 
 NAME = "kittens"
 OLDEST = (4, 57)
@@ -63,25 +62,6 @@ def _interfaces() -> tuple[Any, Any]:
     )
 
 
-class _AfterLoading(importlib.abc.MetaPathFinder):
-    """Registers us at the end of the import of transformers' models, which no one has to wait for before that."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name != _LOADED_WITH_MODELS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_register(module: Any) -> None:
-                load(module)
-                _register_where_possible()
-
-            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
-        return spec
-
-
 def _register_where_possible() -> None:
     if _new_enough(sys.modules["transformers"].__version__):
         register()
@@ -89,10 +69,7 @@ def _register_where_possible() -> None:
 
 def register_when_loaded() -> None:
     """`register`, now if transformers has loaded its models, else when it does. Imports nothing."""
-    if _LOADED_WITH_MODELS in sys.modules:
-        _register_where_possible()
-    elif not any(isinstance(finder, _AfterLoading) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterLoading())
+    when_loaded(_LOADED_WITH_MODELS, _register_where_possible)
 
 
 # Masks
@@ -180,14 +157,15 @@ def attention_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     **settings: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """The attention function of transformers' table.
 
     query (B, Hq, Lq, D), key and value (B, Hk, Lk, D and Dv), in any strides and not repeated over groups; returns
     ((B, Lq, Hq, Dv), None). Intervals run on our kernels. What has no kernel yet (dense masks, dropout, the biases of
     T5) goes to the function of "sdpa"; softcap and sinks, which torch's attention does not know, are computed in plain
-    torch operations; both after a warning once per reason (`set_fallback`). ValueError for `output_attentions`, and
-    NotImplementedError for `head_mask`, and for sequence lengths without the mask that belongs to them.
+    torch operations, and so are the weights (B, Hq, Lq, Lk), returned with `output_attentions`; all after a warning
+    once per reason (`set_fallback`). NotImplementedError for `head_mask`, and for sequence lengths without the mask
+    that belongs to them.
     """
     _refuse(attention_mask, settings)
     if isinstance(attention_mask, IntervalMask) and attention_mask.shape[2:] == (query.shape[2], key.shape[2]):
@@ -204,17 +182,20 @@ def attention_forward(
         # A mask for a cache that is longer than what it holds.
         return mask[..., : key.shape[2]] if mask is not None and mask.dim() == 4 else mask
 
-    softcap, sinks = settings.get("softcap"), settings.get("s_aux")
     grouped = query.shape[1] != key.shape[1]
     mask = None
-    if softcap or sinks is not None:
-        reason = "softcap has no kernel yet" if softcap else "s_aux (sinks) has no kernel yet"
+    replaced = torch.nn.functional.scaled_dot_product_attention is not _torch_attention
+    reason = _beyond_torch(settings)
+    if reason and replaced:
+        raise NotImplementedError(f"{reason}, and torch's attention function has been replaced by another one")
+    if reason:
         dispatch.fell_back(reason)
         if not torch.compiler.is_compiling():
             for watcher in functional.watchers:
                 watcher.add(_FUNCTION, query, key, value, Plan(_FUNCTION, "torch", reason))
-        return _plain(query, key, value, dense(), dropout, scaling, softcap, sinks), None
-    if torch.nn.functional.scaled_dot_product_attention is not _torch_attention:
+        plain, weights = _plain(query, key, value, dense(), dropout, scaling, settings)
+        return plain, weights if settings.get("output_attentions") else None
+    if replaced:
         # torch's context parallelism does that: each process has a part of the sequence, which we do not see.
         reason, mask = "torch's attention function has been replaced by another one", attention_mask
     elif settings.get("position_bias") is not None:
@@ -241,11 +222,6 @@ def attention_forward(
 
 
 def _refuse(attention_mask: Tensor | None, settings: dict[str, Any]) -> None:
-    if settings.get("output_attentions"):
-        raise ValueError(
-            'output_attentions is True; allowed: False with attn_implementation="kittens", which never has the '
-            'weights in memory. Use attn_implementation="eager" for them'
-        )
     if settings.get("head_mask") is not None:
         raise NotImplementedError('head_mask is given; allowed: None. Use attn_implementation="eager" for it')
     starts = settings.get("cu_seq_lens_q")
@@ -258,6 +234,15 @@ def _refuse(attention_mask: Tensor | None, settings: dict[str, Any]) -> None:
             "cu_seq_lens_q is given without a mask that keeps the sequences apart; allowed: position_ids that start "
             "anew with each sequence, no attention_mask and no cache, from which transformers makes the mask"
         )
+
+
+def _beyond_torch(settings: dict[str, Any]) -> str:
+    """What the call asks for that torch's attention does not have either, or the empty string."""
+    if settings.get("output_attentions"):
+        return "output_attentions asks for the weights, which no kernel has in memory"
+    if settings.get("softcap"):
+        return "softcap has no kernel yet"
+    return "s_aux (sinks) has no kernel yet" if settings.get("s_aux") is not None else ""
 
 
 def _without_mask(module: Any, query: Tensor, key: Tensor, is_causal: bool | None, window: int | None) -> Interval:
@@ -309,16 +294,18 @@ def _plain(
     mask: Tensor | None,
     dropout: float,
     scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """(B, Lq, Hq, Dv) in plain torch operations, with the logits in float32 as in transformers' eager attention."""
+    settings: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """(B, Lq, Hq, Dv) and the weights in plain torch operations, the logits in float32 as in eager attention."""
+    softcap, sinks, bias = (settings.get(name) for name in ("softcap", "s_aux", "position_bias"))
     heads_k = key.shape[1]
     grouped = query.unflatten(1, (heads_k, query.shape[1] // heads_k))
     logits = torch.matmul(grouped, key.unsqueeze(2).transpose(3, 4)).flatten(1, 2).float()
     logits = logits * (query.shape[3] ** -0.5 if scaling is None else scaling)
     if softcap:
         logits = torch.tanh(logits / softcap) * softcap
+    if bias is not None:
+        logits = logits + bias
     if mask is not None:
         # The lowest finite number, as in eager attention: a row of nothing but padding must not become NaN.
         lowest = torch.finfo(logits.dtype).min
@@ -330,4 +317,4 @@ def _plain(
         weights = logits.softmax(dim=3)
     weights = torch.nn.functional.dropout(weights.to(value.dtype), dropout)
     output = torch.matmul(weights.unflatten(1, (heads_k, -1)), value.unsqueeze(2)).flatten(1, 2)
-    return output.transpose(1, 2).contiguous()
+    return output.transpose(1, 2).contiguous(), weights

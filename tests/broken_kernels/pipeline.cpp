@@ -9,6 +9,7 @@ using namespace kittens;
 struct pipeline {
   static constexpr int block_m = 128, n = 64, block_k = 32, slices = 5, stages = 2, consumers = 2,
                        warpgroups = consumers + 1;
+  static constexpr bool starts_early = true;
   using a_tile = shared_tile<float, block_m, block_k>;
   using b_tile = shared_tile<float, n, block_k>;
   using c_tile = shared_tile<float, block_m, n>;
@@ -41,6 +42,7 @@ struct pipeline {
       s.mail.init(consumers);
     }
     if (!with("no publish_barriers")) cta.publish_barriers();
+    if (!with("no await_earlier_launches")) cta.await_earlier_launches();
     if (cta.warpgroup == 0)
       produce(p, s);
     else
@@ -96,7 +98,9 @@ struct pipeline {
     }
     if (!with("vector read before its copy")) s.bias_full.wait(0);
     if (with("same phase twice")) s.bias_full.wait(0);
-    map_columns(sum, s.bias, [](float x, float y) { return x + y; });
+    column_vector<float, 64> bias;
+    load_columns(bias, s.bias);
+    map_columns(sum, bias, [](float x, float y) { return x + y; });
     store_async(p.c, rows_of(s.c, wg * 64), sum, {wg * 64, 0, 0, 0});
     if (!with("no store_wait_all")) store_wait_all();
   }

@@ -109,7 +109,9 @@ template <class Real, int C> struct column_sum_kernel {
     read(t, pointer<Real>(p.a, 0));
     sum_columns(s.sums, t);
     named_barrier{first_free_barrier, 1}.sync();
-    map_columns(t, s.sums, [](Real, Real x) { return x; });
+    column_vector<Real, C> sums;
+    load_columns(sums, s.sums);
+    map_columns(t, sums, [](Real, Real x) { return x; });
     write(pointer<Real>(p.a, 1), t);
   }
 };

@@ -54,6 +54,7 @@ template <class T, int Stages> struct ring_kernel {
     const int wg = cta.warpgroup - 1;
     const auto add_scaled = [](real sum, real x, real v) { return sum + x * v; };
     register_tile<real, 64> products[2], scaled, sum;
+    column_vector<real, 64> vector;
     fill(scaled, real(0));
     consumer b(s.b, s.b_flags);
     consumer x(s.x, s.x_flags);
@@ -71,11 +72,13 @@ template <class T, int Stages> struct ring_kernel {
       mma_commit();
       mma_wait<1>();
       mma_done(products[0]);
-      map_columns(scaled, products[0], s.vectors[first_stage], add_scaled);
+      load_columns(vector, s.vectors[first_stage]);
+      map_columns(scaled, products[0], vector, add_scaled);
       x.release();
       mma_wait<0>();
       mma_done(products[1]);
-      map_columns(scaled, products[1], s.vectors[second_stage], add_scaled);
+      load_columns(vector, s.vectors[second_stage]);
+      map_columns(scaled, products[1], vector, add_scaled);
       mma_begin(sum);
       mma_ABt(sum, rows_of(x.current(), wg * 64), all_b, i > 0);
       mma_commit();
@@ -110,7 +113,9 @@ template <class Real, int C> struct column_kernel {
       s.full.wait(i);
       register_tile<Real, C> t;
       read(t, pointer<Real>(p.a, 0));
-      map_columns(t, s.vector, [](Real x, Real v) { return x * v + Real(1); });
+      column_vector<Real, C> vector;
+      load_columns(vector, s.vector);
+      map_columns(t, vector, [](Real x, Real v) { return x * v + Real(1); });
       write(pointer<Real>(p.a, 2) + i * 64 * C, t);
       named_barrier{first_free_barrier, 1}.sync();  // all have read the vector
     }

@@ -300,7 +300,9 @@ template <class Real, int C> struct sum_kernel {
     register_tile<Real, C> t;
     if (p.a.integers[0] == 0) {
       read(t, pointer<Real>(p.a, 0) + cta.index * 64 * C);
-      add_to(pointer<Real>(p.a, 1), t);
+      tile_sums<Real, C == 64> sums(pointer<Real>(p.a, 1) - 64 * C);
+      sums.advance(64 * C);
+      sums.add(t);
     } else {
       take_from(t, pointer<Real>(p.a, 1));
       write(pointer<Real>(p.a, 2), t);

@@ -82,7 +82,9 @@ template <class Real, int C> struct weight_kernel {
     write(out, t);
     s.full.wait(0);
     read(t, pointer<Real>(p.a, 0));
-    exp2_columns(t, s.columns, scale);
+    column_vector<Real, C> columns;
+    load_columns(columns, s.columns);
+    exp2_columns(t, columns, scale);
     write(out + 64 * C, t);
     read(t, pointer<Real>(p.a, 0));
     zero_unless(t, [=](int row, int column) { return row + offset >= column; });

@@ -1,5 +1,6 @@
 // mbarriers, named barriers, and the CTA's own identity.
 #pragma once
+#include "checks.h"
 #include "elements.h"
 #include "runtime.h"
 
@@ -37,6 +38,12 @@ struct cta {
 
   bool elect() const { return true; }  // a warpgroup is one thread
   void publish_barriers() const { runtime::publish_barriers(); }
+  // A launch begins here when the one before it has ended; checked, a kernel that promises `starts_early` must call it.
+  void await_earlier_launches() const {
+#if KITTENS_CHECKED
+    runtime::await_earlier_launches();
+#endif
+  }
   template <int N> void give_registers() const {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "give_registers: a multiple of 8 from 24 to 256");
   }
@@ -47,6 +54,9 @@ struct cta {
 
 // The next tile number that no CTA has taken, beyond the first `count`, which CTAs take by their index.
 KITTENS_INLINE int take_tile(tile_counter* counter, cta cta) {
+#if KITTENS_CHECKED
+  runtime::touch_memory("take_tile");
+#endif
   return cta.count + __atomic_fetch_add(&counter->next, 1, __ATOMIC_RELAXED);
 }
 // By each CTA, once it takes no more: the last one clears the counter for the next launch.

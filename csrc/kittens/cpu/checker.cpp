@@ -352,6 +352,11 @@ void checker::read(const shared_id& t, const region& part, const char* operation
   end_reader(t.address, add_reader(t, part, false, false));
 }
 
+void checker::touch_memory(const char* operation) {
+  if (run_.entry.starts_early && !me().awaited_launches)
+    fail(std::string(operation) + " touches global memory before await_earlier_launches, and the kernel starts early");
+}
+
 void checker::publish() {
   me();
   for (auto& [address, tile] : tiles_)
@@ -442,12 +447,18 @@ void check_place(const shared_id& t, const place& where, int element_bytes, bool
   active().place(t, where, element_bytes, is_send);
 }
 void copy_issue(const task& work, const shared_id& to, int bytes, barrier_state& full) {
+  active().touch_memory("copy");
   active().copy(work, to, bytes, full);
 }
 void store_issue(const shared_id& to, const region& part) { active().store(to, part); }
 void read_shared(const shared_id& t, const region& part, const char* operation) { active().read(t, part, operation); }
+void await_earlier_launches() { active().await_earlier_launches(); }
+void touch_memory(const char* operation) { active().touch_memory(operation); }
 void publish_stores() { active().publish(); }
-void send_issue(const task& work, const shared_id& from, const region& part) { active().send(work, from, part); }
+void send_issue(const task& work, const shared_id& from, const region& part) {
+  active().touch_memory("send");
+  active().send(work, from, part);
+}
 void send_wait(bool complete) { active().wait_sends(complete); }
 void ring_named(const shared_id& first, int64_t tile_bytes, int stages, const barrier_state* full,
                 const barrier_state* empty) {

@@ -67,6 +67,8 @@ class checker {
   void copy(const task&, const shared_id& to, int bytes, barrier_state& full);
   void store(const shared_id& to, const region& part);
   void read(const shared_id&, const region&, const char* operation);
+  void await_earlier_launches() { me().awaited_launches = true; }
+  void touch_memory(const char* operation);
   void publish();
   void send(const task&, const shared_id& from, const region& part);
   void wait_sends(bool complete);
@@ -137,6 +139,7 @@ class checker {
   };
   struct fiber_record {
     vector_clock clock;
+    bool awaited_launches = false;     // global memory may be touched
     int registers = 0;                 // register tiles created
     long waits = 1;                    // mma_waits so far
     std::deque<product_group> groups;  // committed and in flight

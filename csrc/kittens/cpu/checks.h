@@ -62,6 +62,8 @@ void check_place(const shared_id&, const place&, int element_bytes, bool is_send
 void copy_issue(const task&, const shared_id& to, int bytes, barrier_state& full);
 void store_issue(const shared_id& to, const region& part);                 // before registers are stored
 void read_shared(const shared_id&, const region&, const char* operation);  // by ordinary instructions
+void await_earlier_launches();
+void touch_memory(const char* operation);  // global memory, by an operation that no other check sees
 void publish_stores();
 void send_issue(const task&, const shared_id& from, const region& part);
 void send_wait(bool complete);

@@ -22,7 +22,8 @@ KITTENS_INLINE const char* launch(const typename Kernel::params& params, int gri
   static_assert(Kernel::warpgroups >= 1 && Kernel::warpgroups <= 4, "launch: a CTA has 1 to 4 warpgroups");
   using functions = kernel_functions<Kernel>;
   runtime::kernel_entry entry{&functions::body,   &functions::construct,           nullptr,        nullptr,
-                              Kernel::warpgroups, sizeof(typename Kernel::shared), KITTENS_CHECKED};
+                              Kernel::warpgroups, sizeof(typename Kernel::shared), KITTENS_CHECKED,
+                              starts_early<Kernel>()};
 #if defined(__AMX_BF16__)
   entry.enter = &amx::enter;
   entry.leave = &amx::leave;

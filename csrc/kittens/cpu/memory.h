@@ -223,12 +223,18 @@ template <class T, int R, int C> KITTENS_INLINE void store_async(const tile_map<
 
 // pointer[row] = v[row] for row < count
 template <class T> KITTENS_INLINE void store_rows(T* pointer, const row_vector<T>& v, int count) {
+#if KITTENS_CHECKED
+  runtime::touch_memory("store_rows");
+#endif
   for (int r = 0; r < warpgroup_rows && r < count; r++) pointer[r] = v.d[r];
 }
 
 // v[row] = pointer[row] for row < count, else `otherwise`
 template <class T> KITTENS_INLINE void load_rows(row_vector<T>& v, const T* pointer, int count,
                                                  std::type_identity_t<T> otherwise) {
+#if KITTENS_CHECKED
+  runtime::touch_memory("load_rows");
+#endif
   for (int r = 0; r < warpgroup_rows; r++) v.d[r] = r < count ? pointer[r] : otherwise;
 }
 
@@ -243,15 +249,28 @@ template <class T, int C> KITTENS_INLINE void sum_columns(shared_vector<T, C>& v
     for (int c = 0; c < C; c++) v.data[c] += t.d[r * C + c];
 }
 
-// A 64 x C tile in global memory, summed into by many; the order of its elements is private to these two.
-template <class T, int C> KITTENS_INLINE void add_to(T* sums, const register_tile<T, C>& t) {
-  use(t, "add_to");
-  runtime::lock_sums(sums);
-  for (int i = 0; i < warpgroup_rows * C; i++) sums[i] += t.d[i];
-  runtime::unlock_sums(sums);
-}
+// 64 x C tiles in global memory, one after the other, summed into by many; the order of their elements is private to
+// these two.
+template <class T, bool Held> struct tile_sums {
+  T* mine;
+
+  explicit tile_sums(T* first) : mine(first) {}
+  template <int C> KITTENS_INLINE void add(const register_tile<T, C>& t) {
+    use(t, "tile_sums::add");
+#if KITTENS_CHECKED
+    runtime::touch_memory("tile_sums::add");
+#endif
+    runtime::lock_sums(mine);
+    for (int i = 0; i < warpgroup_rows * C; i++) mine[i] += t.d[i];
+    runtime::unlock_sums(mine);
+  }
+  KITTENS_INLINE void advance(int64_t values) { mine += values; }
+};
 template <class T, int C> KITTENS_INLINE void take_from(register_tile<T, C>& t, const T* sums) {
   use(t, "take_from");
+#if KITTENS_CHECKED
+  runtime::touch_memory("take_from");
+#endif
   __builtin_memcpy(t.d, sums, sizeof t.d);
 }
 

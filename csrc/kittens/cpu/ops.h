@@ -215,25 +215,27 @@ KITTENS_ALWAYS_INLINE void use([[maybe_unused]] const shared_vector<U, C>& v, [[
   runtime::read_shared(v.id(), {0, 1, 0, C}, operation);
 #endif
 }
+template <class T, int C> KITTENS_INLINE void load_columns(column_vector<T, C>& v, const shared_vector<T, C>& from) {
+  use(from, "load_columns");
+  __builtin_memcpy(v.d, from.data, sizeof v.d);
+}
 // t = f(t, v of the column)
 template <class T, int C, class U, class F>
-KITTENS_INLINE void map_columns(register_tile<T, C>& t, const shared_vector<U, C>& v, F f) {
+KITTENS_INLINE void map_columns(register_tile<T, C>& t, const column_vector<U, C>& v, F f) {
   use(t, "map_columns");
-  use(v, "map_columns");
   for (int r = 0; r < warpgroup_rows; r++)
-    for (int c = 0; c < C; c++) registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), v.data[c]));
+    for (int c = 0; c < C; c++) registers::put_one<T>(t.d[r * C + c], f(registers::get<T>(t.d[r * C + c]), v.d[c]));
 }
 // t = f(t, u, v of the column)
 template <class T, class S, int C, class U, class F>
-KITTENS_INLINE void map_columns(register_tile<T, C>& t, const register_tile<S, C>& u, const shared_vector<U, C>& v,
+KITTENS_INLINE void map_columns(register_tile<T, C>& t, const register_tile<S, C>& u, const column_vector<U, C>& v,
                                 F f) {
   use(t, "map_columns");
   use(u, "map_columns");
-  use(v, "map_columns");
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c++)
       registers::put_one<T>(t.d[r * C + c],
-                            f(registers::get<T>(t.d[r * C + c]), registers::get<S>(u.d[r * C + c]), v.data[c]));
+                            f(registers::get<T>(t.d[r * C + c]), registers::get<S>(u.d[r * C + c]), v.d[c]));
 }
 
 // x[i] = exp2(x[i] * scale - y[i]) for i < count, y[0] for all where `same`
@@ -255,11 +257,10 @@ KITTENS_INLINE void exp2_rows(register_tile<Real, C>& t, const row_vector<Real>&
   use(t, "exp2_rows");
   for (int r = 0; r < warpgroup_rows; r++) exp2_values<true>(t.d + r * C, v.d + r, scale, C);
 }
-template <class Real, int C> KITTENS_INLINE void exp2_columns(register_tile<Real, C>& t, const shared_vector<Real, C>& v,
+template <class Real, int C> KITTENS_INLINE void exp2_columns(register_tile<Real, C>& t, const column_vector<Real, C>& v,
                                                               std::type_identity_t<Real> scale) {
   use(t, "exp2_columns");
-  use(v, "exp2_columns");
-  for (int r = 0; r < warpgroup_rows; r++) exp2_values<false>(t.d + r * C, v.data, scale, C);
+  for (int r = 0; r < warpgroup_rows; r++) exp2_values<false>(t.d + r * C, v.d, scale, C);
 }
 
 // v = max(v, the rows' maxima). Four vectors side by side hide the latency.

@@ -42,6 +42,7 @@ struct kernel_entry {
   int warpgroups;
   int64_t shared_bytes;
   bool checked;
+  bool starts_early;  // the kernel promises to touch global memory only behind await_earlier_launches
 };
 
 // Runs the grid; returns null or an error text that lives until this thread's next launch.

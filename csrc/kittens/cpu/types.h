@@ -49,6 +49,14 @@ template <class T> struct row_vector {
 #endif
 };
 
+template <class T, int C> struct column_vector {
+  T d[C];
+
+#if KITTENS_CHECKED
+  column_vector() { runtime::poison(d, sizeof d); }
+#endif
+};
+
 #if KITTENS_CHECKED
 // Of the size, and so at the place, that it has on the GPU.
 template <class T, int R, int C> struct alignas(1024) shared_tile {

@@ -56,6 +56,8 @@ struct cta {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncthreads();
   }
+  // A kernel with `starts_early` begins while the launch before it ends. Behind this, all that launch has written is there.
+  KITTENS_INLINE void await_earlier_launches() const { asm volatile("griddepcontrol.wait;" ::: "memory"); }
   template <int N> KITTENS_INLINE void give_registers() const {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "give_registers: a multiple of 8 from 24 to 256");
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));

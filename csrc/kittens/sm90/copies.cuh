@@ -224,15 +224,25 @@ template <int C> KITTENS_INLINE void sum_columns(shared_vector<float, C>& v, con
   }
 }
 
-// A 64 x C float tile in global memory, summed into by many; the order of its elements is private to these two. Lanes write 16 bytes each,
-// side by side: 3.8 TB/s over the chip, against 2.4 in pairs and 1.1 one by one.
-template <int C> KITTENS_INLINE void add_to(float* sums, const register_tile<float, C>& t) {
-  float* mine = sums + thread::in_warpgroup() * 4;
-  KITTENS_UNROLL for (int i = 0; i < C / 8; i++)
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(mine + i * 512), "f"(t.d[4 * i]), "f"(t.d[4 * i + 1]),
-                 "f"(t.d[4 * i + 2]), "f"(t.d[4 * i + 3])
-                 : "memory");
-}
+// 64 x C float tiles in global memory, one after the other, summed into by many; the order of their elements is private to these two. Lanes write
+// 16 bytes each, side by side: 3.8 TB/s over the chip, against 2.4 in pairs and 1.1 one by one.
+// The additions drain slowly, and their address register is not free before. Held, it is one that nothing else waits for; else it is made anew for
+// each tile, which leaves a register more. Which is faster depends on the kernel: see backward_keys.cuh.
+template <class T, bool Held> struct tile_sums {
+  static_assert(std::is_same_v<T, float>, "tile_sums: the GPU sums floats");
+  T* at;
+
+  KITTENS_INLINE explicit tile_sums(T* first) : at(Held ? first + thread::in_warpgroup() * 4 : first) {}
+  template <int C> KITTENS_INLINE void add(const register_tile<float, C>& t) {
+    T* mine = Held ? at : at + thread::in_warpgroup() * 4;
+    KITTENS_UNROLL for (int i = 0; i < C / 8; i++)
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(mine + i * 512), "f"(t.d[4 * i]), "f"(t.d[4 * i + 1]),
+                   "f"(t.d[4 * i + 2]), "f"(t.d[4 * i + 3])
+                   : "memory");
+  }
+  // `values` further: best not a constant, which the compiler would fold into the addresses, and move the register while additions drain.
+  KITTENS_INLINE void advance(int64_t values) { at += values; }
+};
 template <int C> KITTENS_INLINE void take_from(register_tile<float, C>& t, const float* sums) {
   const float4* mine = reinterpret_cast<const float4*>(sums) + thread::in_warpgroup();
   KITTENS_UNROLL for (int i = 0; i < C / 8; i++) {

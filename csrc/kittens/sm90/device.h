@@ -12,11 +12,9 @@ const char* use_device(int device);
 int multiprocessors(int device);
 // 10 * major + minor compute capability of a device, or 0.
 int compute_capability(int device);
-// Whether work on the stream is being recorded into a graph.
-bool is_capturing(void* stream);
-// A cleared counter for one launch on the current device, from a pool that lives as long as the library; null if the device cannot be asked.
-// Not for a launch that is being captured: a graph would keep it.
-tile_counter* pooled_counter(int device);
+// A cleared counter for one launch on a stream of the current device, from a pool that lives as long as the library. Null where there is none
+// left for a launch that is being captured into a graph: the kernels then walk their tiles in a fixed order.
+tile_counter* pooled_counter(int device, void* stream);
 // Sets `bytes` bytes to zero on a stream. Null, or an error text.
 const char* clear_async(void* pointer, size_t bytes, void* stream);
 

@@ -110,25 +110,25 @@ template <int C, class F>
 KITTENS_INLINE void map_rows(register_tile<float, C>& t, const register_tile<float, C>& u, const row_vector<float>& v, F f) {
   KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i], u.d[i], v.d[(i >> 1) & 1]);
 }
-template <int C, class F> KITTENS_INLINE void map_columns(register_tile<float, C>& t, const shared_vector<float, C>& v, F f) {
+template <int C> KITTENS_INLINE void load_columns(column_vector<float, C>& v, const shared_vector<float, C>& from) {
   KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
-    const float2 x = *reinterpret_cast<const float2*>(v.data + 8 * j + thread::first_column());
-    KITTENS_UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) t.d[i] = f(t.d[i], i & 1 ? x.y : x.x);
+    const float2 x = *reinterpret_cast<const float2*>(from.data + 8 * j + thread::first_column());
+    v.d[2 * j] = x.x, v.d[2 * j + 1] = x.y;
   }
 }
+template <int C, class F> KITTENS_INLINE void map_columns(register_tile<float, C>& t, const column_vector<float, C>& v, F f) {
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i], v.d[i / 4 * 2 + (i & 1)]);
+}
 template <int C, class F>
-KITTENS_INLINE void map_columns(register_tile<float, C>& t, const register_tile<float, C>& u, const shared_vector<float, C>& v, F f) {
-  KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
-    const float2 x = *reinterpret_cast<const float2*>(v.data + 8 * j + thread::first_column());
-    KITTENS_UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) t.d[i] = f(t.d[i], u.d[i], i & 1 ? x.y : x.x);
-  }
+KITTENS_INLINE void map_columns(register_tile<float, C>& t, const register_tile<float, C>& u, const column_vector<float, C>& v, F f) {
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i], u.d[i], v.d[i / 4 * 2 + (i & 1)]);
 }
 
 // t = exp2(t * scale - v of the row or column)
 template <int C> KITTENS_INLINE void exp2_rows(register_tile<float, C>& t, const row_vector<float>& v, float scale) {
   map_rows(t, v, [=](float x, float y) { return kittens::exp2(fmaf(x, scale, -y)); });
 }
-template <int C> KITTENS_INLINE void exp2_columns(register_tile<float, C>& t, const shared_vector<float, C>& v, float scale) {
+template <int C> KITTENS_INLINE void exp2_columns(register_tile<float, C>& t, const column_vector<float, C>& v, float scale) {
   map_columns(t, v, [=](float x, float y) { return kittens::exp2(fmaf(x, scale, -y)); });
 }
 

@@ -16,6 +16,7 @@ inline constexpr int shared_memory_limit = 232448;  // bytes a CTA may have: 227
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::warpgroups * 128, 1) entry(const __grid_constant__ typename Kernel::params params) {
   extern __shared__ __align__(1024) char memory[];
+  if constexpr (starts_early<Kernel>()) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   Kernel::run(params, *reinterpret_cast<typename Kernel::shared*>(memory),
               cta{thread::warpgroup(), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)});
 }
@@ -77,8 +78,17 @@ template <class Kernel> const char* launch(const typename Kernel::params& params
     if (device < most_devices) allowed[device] = code == cudaSuccess;
   }
   if (code == cudaSuccess) {
-    entry<Kernel><<<grid, Kernel::warpgroups * 128, bytes, static_cast<cudaStream_t>(execution.stream)>>>(params);
-    code = cudaGetLastError();
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(grid);
+    config.blockDim = dim3(Kernel::warpgroups * 128);
+    config.dynamicSmemBytes = bytes;
+    config.stream = static_cast<cudaStream_t>(execution.stream);
+    config.attrs = &early;
+    config.numAttrs = starts_early<Kernel>() ? 1 : 0;
+    code = cudaLaunchKernelEx(&config, entry<Kernel>, params);
   }
   return code == cudaSuccess ? nullptr : describe("the launch failed: %s", cudaGetErrorString(code));
 }

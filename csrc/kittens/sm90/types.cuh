@@ -36,6 +36,11 @@ template <class T> struct row_vector {
   T d[2];
 };
 
+// One value for each column of a tile: of every 8, the thread's two.
+template <class T, int C> struct column_vector {
+  T d[C / 4];
+};
+
 template <class T, int R, int C> struct alignas(1024) shared_tile {
   using element = T;
   using layout = tile_layout<T, R, C>;
@@ -120,6 +125,14 @@ template <class T> KITTENS_INLINE float2 unpack(uint32_t pair) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
   else
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// 32 bytes of global memory that begin at a multiple of 16.
+KITTENS_INLINE void load_words(uint32_t (&words)[8], const void* from) {
+  KITTENS_UNROLL for (int i = 0; i < 2; i++) {
+    const uint4 part = __ldg(static_cast<const uint4*>(from) + i);
+    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
+  }
 }
 
 // One element of global memory as an accumulator.

@@ -1,0 +1,49 @@
+"""The tests that transformers has of a model, with our attention in the place of its "sdpa".
+
+    python tests/transformers_suite.py PATH/TO/transformers/tests/models/llama/test_modeling_llama.py
+
+runs the file twice, each time in a process of its own: as it is, and with the attention function and the mask function
+of "kittens" under the name "sdpa", which models take where a test asks for nothing else. Options of pytest may follow.
+Take the file from a source tree of the installed transformers' version; it needs `pip install parameterized`. On the
+CPU the calls that the plan would leave to torch come to our kernels too, and warnings about fallbacks are off. Prints
+every test that passes without us and fails with us, and exits with 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import outside_suite
+
+
+def put_us_in(recorder: outside_suite.Recorder) -> None:
+    import torch
+
+    import kittens_torch
+    from kittens_torch import dispatch
+    from kittens_torch.integrations import transformers as integration
+
+    integration.register()
+    dispatch.cpu_prefers_torch = lambda *operands: False
+    kittens_torch.set_fallback("silent")
+
+    def counting(function: Any, change: int) -> Any:
+        def counted(*arguments: Any, **settings: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                recorder.calls += change
+            return function(*arguments, **settings)
+
+        return counted
+
+    # A call is ours unless it ends in one of the two ways to torch.
+    for way in ("_sdpa", "_plain"):
+        setattr(integration, way, counting(getattr(integration, way), -1))
+    attentions, masks = integration._interfaces()
+    attentions._global_mapping["sdpa"] = counting(integration.attention_forward, 1)
+    masks._global_mapping["sdpa"] = integration.make_mask
+
+
+if __name__ == "__main__":
+    what = "a test file of a model in the sources of the installed transformers' version"
+    raise SystemExit(outside_suite.main(__file__, __doc__ or "", what, put_us_in, sys.argv[1:]))
