@@ -21,7 +21,8 @@ SEEDS = range(4)
 KEYS, ROLES = 0, 1  # rows of the small table
 WAIT = "          mma_wait<1>();\n          mma_done(value_gradient);\n"
 RELEASE = "          gradient.release();\n"
-THEN = "          if constexpr (late) publish_arrive"  # where dQ is summed; without sums the two lines above are there again
+# Where dQ is summed; without sums the two lines above are there again.
+THEN = "          if constexpr (late) publish_arrive"
 # name: (file, row, what is there once, what stands there instead, what the error must say)
 BROKEN = {
     "dS not published": (
