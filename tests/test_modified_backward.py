@@ -373,7 +373,7 @@ def test_what_no_row_sees_reaches_nothing(machine: str, dtype: torch.dtype, hidd
 @pytest.mark.parametrize("head_dim", [40, 100, 200])
 @pytest.mark.parametrize("heads_of_mask", [1, HEADS])
 def test_blocks_that_a_mask_hides(machine: str, dtype: torch.dtype, head_dim: int, heads_of_mask: int) -> None:
-    """Whole tiles are empty: documents one after the other, keys that no row sees, rows that see none; poison there."""
+    """Whole tiles are empty: documents in a row, keys that no row sees, rows that see none, and poison there."""
     plain = call(machine, dtype, length_q=400, length_k=450, head_dim=head_dim)
     query, key, value = plain.tensors
     documents = torch.tensor([0, 100, 130, 300, 450], device=query.device)

@@ -106,6 +106,11 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_wait<0>();
         mma_done(scores);
+        const auto hand_over = [&](const register_tile<T, C::block_q>& tile) {
+          named_barrier{weights_read + buffer, consumers}.sync();
+          store(rows_of(s.weights[buffer], 0), tile);
+          named_barrier{weights_stored + buffer, consumers}.arrive();
+        };
         if constexpr (C::modified) {
           const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key);
           register_tile<T, C::block_q> slope;
@@ -114,17 +119,14 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
           map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
           tile.differentiate_cap(scores, slope);
           convert(slope, scores);  // the signed weights: what the other makes score gradients of
-          named_barrier{weights_read + buffer, consumers}.sync();
-          store(rows_of(s.weights[buffer], 0), slope);
+          hand_over(slope);
         } else {
           exp2_columns(scores, logsumexp2, p.scale_log2);
           query.release();
           if (masked) zero_unless(scores, backward_visible(p.mask, w.key, i * C::block_q));
           convert(weights, scores);
-          named_barrier{weights_read + buffer, consumers}.sync();
-          store(rows_of(s.weights[buffer], 0), weights);
+          hand_over(weights);
         }
-        named_barrier{weights_stored + buffer, consumers}.arrive();
 
         auto& g = gradient.wait();
         mma_begin(value_gradient, weights);
