@@ -9,7 +9,8 @@ their device keys alone. So all that torch does above them stays torch's: autoca
 
 The outputs of the forward operators are those that torch's backward operators ask for (the layout of the query, and
 the natural-log logsumexp in the shape of each backend), so that `disable` may come between forward and backward. On
-the GPU the backward operators are ours too (`enable_backward`); on the CPU torch's are faster and stay.
+the GPU the backward operators are ours too (`enable_backward`); on the CPU torch's are faster and stay, and so does
+torch's kernel where there is a mask. Dropout stays torch's on both: its backward has to drop the same weights.
 """
 
 # mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
@@ -27,11 +28,12 @@ import torch
 import torch.nn.attention as torch_attention
 from torch import Tensor
 
-from . import call, checks, dispatch, ops
-from .enable_backward import cudnn_backward, flash_backward
+from . import call, checks, dispatch, modified, ops
+from .enable_backward import cudnn_backward, flash_backward, modifiers_of
 
 NAME = "kittens"
 TORCH_IS_FASTER = "torch's own kernel is faster for this call on this CPU, or was not measured against ours"
+MASKED_ON_CPU = "attn_mask: torch's own kernel was not measured against ours on the CPU; attention(...) runs ours"
 
 
 class Outcome(NamedTuple):
@@ -52,10 +54,10 @@ def _has_no_kernel(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, corner: int, scale: float
 ) -> str:
     """Why our kernels cannot take a call that torch has checked already, or the empty string."""
-    if attn_mask is not None:
-        return "attn_mask has no kernel yet"
     if dropout_p > 0.0:
-        return "dropout_p has no kernel yet"
+        return "dropout_p: torch's backward has to drop the weights that torch's forward dropped"
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        return f"attn_mask of {attn_mask.dtype} for {query.dtype}"
     missing = dispatch.machine_missing(query.device, query.dtype)
     if missing:
         return missing
@@ -92,19 +94,27 @@ def _forward(
     ):
         reason = TORCH_IS_FASTER
     folded, positive = (query, factor) if reason else call.fold_scale(query, factor)
-    if watchers:
-        outcome = Outcome(query, factor, call.Operands(folded, key, value, positive, corner, -1, -1), reason)
-        for watch in watchers:
-            watch(outcome)
+    modifiers = None if attn_mask is None else modifiers_of(attn_mask)
+    operands = call.Operands(folded, key, value, positive, corner, -1, -1, modifiers=modifiers)
+    _tell(query, factor, operands, reason)
     if reason:
         return None
-    output, logsumexp = ops.run_forward(folded, key, value, positive, corner, -1, -1)
+    if modifiers is None:
+        output, logsumexp = ops.run_forward(folded, key, value, positive, corner, -1, -1)
+    else:
+        settings = (positive, corner, -1, -1, modifiers.mask, modifiers.bias, None, None, None, None, 0.0, 0.0)
+        output, logsumexp = modified.run_forward(folded, key, value, *settings)
     if output.stride() != query.stride() and output.shape == query.shape:
         # A query that is not dense: compiled graphs expect the strides that torch derives from its.
         expected = torch.empty_like(query)
         if expected.stride() != output.stride():
             output = expected.copy_(output)
     return output, logsumexp
+
+
+def _tell(query: Tensor, scale: float, operands: call.Operands, reason: str) -> None:
+    for watch in watchers:
+        watch(Outcome(query, scale, operands, reason))
 
 
 # One override for each fused kernel of torch: each is given torch's own kernel, takes the arguments of the operator's
@@ -125,20 +135,23 @@ def _flash_for_cpu(torchs: Any) -> Callable[..., Any]:
         scale: float | None = None,
     ) -> tuple[Any, ...]:
         corner = call.UPPER_LEFT if is_causal else 0
+        if attn_mask is not None:
+            if watchers:
+                _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED_ON_CPU)
+            return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
         # First what stays with torch: there every microsecond of ours is one more.
         stays = (
-            attn_mask is None
-            and query.shape[3] <= checks.MAX_HEAD_DIM
+            query.shape[3] <= checks.MAX_HEAD_DIM
             and (scale is None or scale > 0.0)  # with another one torch's kernel gives NaN for a causal call
             and dispatch.cpu_prefers_torch(query, key, value, corner)
             and not ops.checking()
             and not watchers
         )
-        ours = None if stays else _forward(query, key, value, attn_mask, dropout_p, corner, scale)
-        if ours is None and attn_mask is None and scale is None:  # an argument that is not passed saves its conversion
+        ours = None if stays else _forward(query, key, value, None, dropout_p, corner, scale)
+        if ours is None and scale is None:  # an argument that is not passed saves its conversion
             return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal)
         if ours is None:
-            return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+            return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal, scale=scale)
         output, logsumexp = ours
         # (B, H, L) in the memory order of (B, L, H), as torch's kernel leaves it and compiled graphs expect it.
         return output, logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
@@ -254,9 +267,9 @@ def enable() -> None:
     It reaches all code that calls torch's function, in `torch.nn` and elsewhere, in eager mode and in compiled graphs,
     in all threads. What torch would give to its flash or cuDNN kernel comes to us, and on the GPU its backward pass as
     well; gradients on the CPU, and whatever torch gives to its memory-efficient kernel or its math (`sdpa_kernel`,
-    float32 on a GPU, unequal head dims on the CPU), stay torch's. A call that none of our kernels covers runs torch's
-    kernel after a warning once per reason (`set_fallback`). On the CPU a call that torch is expected to run faster
-    stays there as well, without a warning.
+    float32 on a GPU, a mask with a gradient, unequal head dims on the CPU), stay torch's. A call that none of our
+    kernels covers, or with dropout, runs torch's kernel after a warning once per reason (`set_fallback`). On the CPU a
+    call with a mask, or that torch is expected to run faster, stays there as well, without a warning.
 
     The same as `torch.nn.attention.activate_flash_attention_impl("kittens")`. Another implementation of that registry
     that is active gives way, and comes back at `disable`. Enabling twice is enabling once.

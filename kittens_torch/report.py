@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ _TORCHS = "torch.nn.functional.scaled_dot_product_attention"
 _NOT_ENABLED = "the model calls torch's own function; kittens_torch.enable() turns that over to us"
 _NOT_REPLACED = "torch chose its math or its memory-efficient kernel, which enable() leaves alone"
 _OUR_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Files of other libraries that hand a model's attention on.
+_DISPATCHERS = (os.sep + "sdpa_attention.py", os.sep + "attention_dispatch.py")
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
@@ -51,12 +54,19 @@ class Report:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self._thread = threading.get_ident()
         # What the integrations say of a call of torch's function before they make it.
         self._announced = ""
         # What became of the call of torch's function that is running, or None where none is.
         self._outcomes: list[Outcome] | None = None
 
+    def _is_elsewhere(self) -> bool:
+        """Whether this is another thread than the one that opened the report: the package tells of the calls of all."""
+        return threading.get_ident() != self._thread
+
     def add(self, function: str, query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> None:
+        if self._is_elsewhere():
+            return
         of_query, of_key, of_value = (tuple(operand.shape) for operand in (query, key, value))
         self.calls.append(Call(function, _caller(), of_query, of_key, of_value, query.dtype, query.device, plan))
 
@@ -65,14 +75,19 @@ class Report:
     def attention_runs(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, operands: call.Operands
     ) -> None:
+        if self._is_elsewhere():
+            return
         arguments = {"query": query, "key": key, "value": value, "scale": scale}
         self.add("attention", query, key, value, of_operands("attention", arguments, operands))
 
     def goes_to_torch(self, reason: str) -> None:
         """The next call of torch's function is made because of `reason`."""
-        self._announced = reason
+        if not self._is_elsewhere():
+            self._announced = reason
 
     def override_ran(self, outcome: Outcome) -> None:
+        if self._is_elsewhere():
+            return
         if self._outcomes is None:  # in a compiled graph, or by a caller of torch's operators
             self.add(_TORCHS, outcome.query, outcome.operands.key, outcome.operands.value, _plan_of(outcome))
         else:
@@ -140,7 +155,7 @@ def _caller() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         file = os.path.abspath(frame.f_code.co_filename)
-        if not file.startswith((_OUR_FOLDER, _TORCH_FOLDER)) and not file.endswith("sdpa_attention.py"):
+        if not file.startswith((_OUR_FOLDER, _TORCH_FOLDER)) and not file.endswith(_DISPATCHERS):
             break
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -168,14 +168,14 @@ def assert_same(mine: list[Tensor], torchs: list[Tensor], device: str) -> None:
 def test_backend(name: str, device: str) -> None:
     model, inputs = build(name, device)
     expected = run(model, inputs)
-    kittens_torch.set_fallback("silent" if name == "Qwen-Image" else "error")  # it has a mask
+    kittens_torch.set_fallback("error")
     model.set_attention_backend("kittens")
     with kittens_torch.report() as report:
         mine = run(model, inputs)
     assert_same(mine, expected, device)
     assert [call.function for call in report.calls] == ["scaled_dot_product_attention"] * FAMILIES[name].calls
-    if name != "Qwen-Image":
-        assert {call.plan.machine for call in report.calls} == {"cpu" if device == "cpu" else "sm90"}
+    assert {call.plan.machine for call in report.calls} == {"cpu" if device == "cpu" else "sm90"}
+    assert all("transformer_" in call.where for call in report.calls), "the model, not its dispatcher"
     model.set_attention_backend("native")
     assert all(map(torch.equal, run(model, inputs), expected)) or device != "cpu"  # torch's on the GPU vary
 
@@ -186,7 +186,7 @@ def test_enabled(name: str, device: str, outcomes: list[Any]) -> None:
     model, inputs = build(name, device)
     expected = run(model, inputs)
     assert not outcomes
-    kittens_torch.set_fallback("silent")
+    kittens_torch.set_fallback("error")
     with kittens_torch.enabled():
         mine = run(model, inputs)
     assert_same(mine, expected, device)
@@ -211,7 +211,7 @@ def test_attention_matters(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mask", ["key padding", "per query", "additive"])
 def test_masks(mask: str) -> None:
-    kittens_torch.set_fallback("silent")
+    kittens_torch.set_fallback("error")
     query, key, value = normal(2, 9, 3, 8), normal(2, 7, 3, 8), normal(2, 7, 3, 8)
     given = {"key padding": PADDED, "per query": normal(2, 1, 9, 7) > -1.0, "additive": normal(2, 3, 9, 7)}[mask]
     dense = given[:, None, None] if mask == "key padding" else given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformer_families import FAMILIES, IS_5, TOKENS, Fallbacks, masking_utils
 
 import kittens_torch
+from kittens_torch import dispatch
 from kittens_torch.integrations import transformers as ours
 from kittens_torch.integrations.intervals import Band, Interval, IntervalMask, band_of
 
@@ -58,23 +60,110 @@ def test_without_a_mask(length_q: int) -> None:
     check((lower_right <= 0) & (lower_right > -4), sliding_window=4)
 
 
-def test_gradients_of_sinks_and_cap() -> None:
-    """Against the formula in float64."""
-    query, key, value = leaves(normal(2, 4, 6, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 8))
-    sinks = normal(4).requires_grad_()
-    kittens_torch.set_fallback("silent")
+def formula(operands: list[Tensor], visible: Tensor | None, softcap: float | None) -> Tensor:
+    """(B, Lq, Hq, Dv) in float64 of query, key, value, and what is added to the scores, and the sinks."""
+    query, key, value, bias, sinks = operands
+    wide = [operand.repeat_interleave(2, dim=1) for operand in (key, value)]
+    logits = query @ wide[0].mT / 8**0.5
+    if softcap:
+        logits = torch.tanh(logits / softcap) * softcap
+    logits = logits + bias
+    if visible is not None:
+        logits = logits.masked_fill(~visible, -torch.inf)
+    total = logits.exp().sum(3, keepdim=True) + sinks.exp()[:, None, None]
+    return (logits.exp() / torch.where(total == 0, 1.0, total) @ wide[1]).transpose(1, 2)  # a row without keys is 0
+
+
+PADDING = torch.ones(2, 7, dtype=torch.bool)
+PADDING[0, :2] = PADDING[1, 6:] = False
+LOWER = torch.ones(6, 7, dtype=torch.bool).tril(1)
+SCATTERED = (torch.rand(2, 1, 6, 7, generator=torch.Generator().manual_seed(3)) > 0.4) | torch.eye(6, 7).bool()
+MASKS: dict[str, tuple[Tensor, Tensor]] = {  # as given, and densely
+    "causal": (IntervalMask(Interval(Band(None, 0), 1), 2, 6, 7, torch.device("cpu")), LOWER),
+    "window": (IntervalMask(Interval(Band(2, 0), 1), 2, 6, 7, torch.device("cpu")), LOWER.triu(-1)),
+    "padded": (
+        IntervalMask(Interval(Band(3, 0), 1), 2, 6, 7, torch.device("cpu"), PADDING),
+        LOWER.triu(-2) & PADDING[:, None, None],
+    ),
+    "dense": (SCATTERED, SCATTERED),
+    "added": (torch.zeros(SCATTERED.shape).masked_fill(~SCATTERED, -1e4), SCATTERED),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("changes", ["softcap", "s_aux", "position_bias", "softcap s_aux position_bias"])
+def test_what_changes_scores(kind: str, changes: str) -> None:
+    """Against the formula in float64, with gradients."""
+    operands = leaves(normal(2, 4, 6, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 8), normal(1, 4, 6, 7), normal(4))
+    settings = {"position_bias": operands[3], "s_aux": operands[4], "softcap": 2.0}
+    settings = {name: settings[name] for name in changes.split()}
+    mask, visible = MASKS[kind]
+    with kittens_torch.report() as report:
+        output, weights = ours.attention_forward(torch.nn.Module(), *operands[:3], mask, **settings)
+    assert [(call.function, call.plan.machine) for call in report.calls] == [("attention", "cpu")]
+    exact_operands = [operand.detach().double().requires_grad_() for operand in operands]
+    terms = list(exact_operands)
+    if "position_bias" not in settings:
+        terms[3] = torch.zeros((), dtype=torch.float64)
+    if "s_aux" not in settings:
+        terms[4] = torch.full((4,), -torch.inf, dtype=torch.float64)
+    exact = formula(terms, visible, settings.get("softcap"))
+    assert weights is None
+    torch.testing.assert_close(output, exact.float())
+    asked = [index for index in range(5) if index < 3 or ("position_bias", "s_aux")[index - 3] in settings]
+    mine = torch.autograd.grad(output.square().sum(), [operands[index] for index in asked])
+    theirs = torch.autograd.grad(exact.square().sum(), [exact_operands[index] for index in asked])
+    for grad, exact_grad in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(grad, exact_grad.float(), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine"),
+    [({}, "torch"), ({"dropout": 0.2}, "torch"), ({"position_bias": 1.0}, "torch"), ({"softcap": 2.0}, "cpu")],
+)
+def test_what_torch_runs_faster_stays_there(
+    settings: dict[str, Any], machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: True)
+    query, (key, value) = normal(2, 4, 6, 8), normal(2, 2, 2, 7, 8)
+    if "position_bias" in settings:
+        settings = {"position_bias": normal(1, 4, 6, 7)}
+    mask, visible = MASKS["padded"]
+    with kittens_torch.report() as report:
+        output, _ = ours.attention_forward(torch.nn.Module(), query, key, value, mask, **settings)
+    assert [call.plan.machine for call in report.calls] == [machine]
+    if "dropout" not in settings:
+        bias = settings.get("position_bias", torch.zeros(())).double()
+        terms = [query.double(), key.double(), value.double(), bias, torch.full((4,), -torch.inf).double()]
+        exact = formula(terms, visible, settings.get("softcap")).float()
+        rows = visible.any(3).transpose(1, 2)[..., None]  # of the others torch takes the mean where there is a bias
+        torch.testing.assert_close(torch.where(rows, output, 0.0), torch.where(rows, exact, 0.0))
+
+
+@pytest.mark.parametrize("settings", [{}, {"softcap": 2.0}, {"s_aux": 1.0}, {"position_bias": 1.0}])
+def test_what_no_kernel_takes(settings: dict[str, Any]) -> None:
+    """Wide heads go to torch's attention, or to plain operations with what it does not know."""
+    query, (key, value) = normal(2, 4, 6, 8), normal(2, 2, 2, 7, 8)
+    settings = {name: normal(4) if name == "s_aux" else word for name, word in settings.items()}
+    if "position_bias" in settings:
+        settings = {"position_bias": normal(1, 4, 6, 7)}
     module = torch.nn.Module()
-    output, _ = ours.attention_forward(module, query, key, value, None, softcap=2.0, s_aux=sinks)
-    mine = torch.autograd.grad(output.square().sum(), (query, key, value, sinks))
-    operands = [tensor.detach().double().requires_grad_() for tensor in (query, key, value, sinks)]
-    wide = [operand.repeat_interleave(2, dim=1) for operand in operands[1:3]]
-    logits = torch.tanh(operands[0] @ wide[0].mT / 8**0.5 / 2.0) * 2.0
-    logits = logits.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -torch.inf)
-    total = logits.exp().sum(3, keepdim=True) + operands[3].exp()[:, None, None]
-    exact = (logits.exp() / total) @ wide[1]
-    torch.testing.assert_close(output, exact.transpose(1, 2).float())
-    for ours_, theirs in zip(mine, torch.autograd.grad(exact.square().sum(), operands), strict=True):
-        torch.testing.assert_close(ours_, theirs.float(), atol=1e-5, rtol=1e-4)
+    module.num_key_value_groups = 2
+    widened = [torch.nn.functional.pad(operand, (0, 292)) for operand in (query, key, value)]
+    for mask, _ in (MASKS["causal"], MASKS["padded"], (None, None)):
+        expected, _ = ours.attention_forward(module, query, key, value, mask, scaling=0.4, **settings)
+        with Fallbacks("head dims (300, 300)"):
+            output, _ = ours.attention_forward(module, *widened, mask, scaling=0.4, **settings)
+        rows = slice(2, None) if mask is MASKS["padded"][0] else slice(None)  # the others are padding
+        torch.testing.assert_close(output[:, rows, :, :8], expected[:, rows])
+
+
+def test_one_batch_of_queries_for_all() -> None:
+    query, (key, value) = normal(1, 4, 6, 8), normal(2, 2, 2, 7, 8)
+    mask, _ = MASKS["padded"]
+    output, _ = ours.attention_forward(torch.nn.Module(), query, key, value, mask)
+    expected, _ = ours.attention_forward(torch.nn.Module(), query.expand(2, -1, -1, -1), key, value, mask)
+    assert torch.equal(output, expected)
 
 
 # Masks
@@ -156,10 +245,15 @@ def test_masks_mean_what_sdpas_mean(
     mask = ours.make_mask(**common, **skips)
     plain = masking_utils.sdpa_mask(**{**common, "attention_mask": None}, **dict.fromkeys(skips, False))
     hides_nothing = torch.equal(exact, plain.expand_as(exact))
-    if (kind == "chunks" and length_k > 1) or not hides_nothing:
+    if kind == "chunks" and length_k > 1:
         assert mask is not None and not isinstance(mask, IntervalMask)
-    if hides_nothing and kind in ("causal", "full") and (length_q, length_k) != (3, 9):
-        assert mask is None or isinstance(mask, IntervalMask), "an interval says it"
+    if kind in ("causal", "full") and (length_q, length_k) != (3, 9):
+        assert (mask is None and hides_nothing) or isinstance(mask, IntervalMask), "an interval says it"
+        assert mask is None or (mask.padding is None) == hides_nothing
+    module, query, (key, value) = torch.nn.Module(), normal(2, 4, length_q, 8), normal(2, 2, 2, length_k, 8)
+    output, _ = ours.attention_forward(module, query, key, value, mask, is_causal=is_causal)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, exact, enable_gqa=True)
+    torch.testing.assert_close(output, expected.transpose(1, 2))
     if mask is None:
         rows, columns = torch.arange(length_q)[:, None], torch.arange(length_k)[None]
         visible = columns <= rows if is_causal and length_q > 1 else torch.ones(length_q, length_k, dtype=torch.bool)
@@ -173,10 +267,16 @@ def test_masks_mean_what_sdpas_mean(
     )
 
 
-def test_interval_masks_are_masks_to_everyone() -> None:
-    mask = IntervalMask(Interval(Band(2, 0), 3), 2, 4, 7, torch.device("cpu"))
+@pytest.mark.parametrize("padded", [False, True])
+def test_interval_masks_are_masks_to_everyone(padded: bool) -> None:
+    padding = PADDING if padded else None
+    mask = IntervalMask(Interval(Band(2, 0), 3), 2, 4, 7, torch.device("cpu"), padding)
     dense = torch.ones(4, 7, dtype=torch.bool).tril(3).triu(1).expand(2, 1, 4, 7)
-    assert torch.equal(mask.dense(), dense) and repr(mask).startswith("IntervalMask(")
+    if padded:
+        dense = dense & PADDING[:, None, None]
+    assert torch.equal(mask.dense(), dense) and ("with padding" in repr(mask)) == padded
+    copied = copy.deepcopy(mask)
+    assert isinstance(copied, IntervalMask) and torch.equal(copied.dense(), dense)
     for use in (
         lambda m: m[:, :, 1:, :5],
         lambda m: ~m,
@@ -200,22 +300,27 @@ def test_interval_masks_are_masks_to_everyone() -> None:
 # Compiled models
 
 
-def test_compiled_layers() -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_compiled_layers(padded: bool) -> None:
     """Layer by layer, where a mask of ours is an argument of a graph."""
     torch._dynamo.reset()
     model = FAMILIES["Mistral"].build()
+    present = [torch.ones_like(TOKENS) for _ in range(2)]
+    if padded:
+        present[0][0, 14:] = present[1][1, 9:] = 0  # a graph holds no mask as a constant
     with torch.no_grad():
         model.set_attn_implementation("eager")
-        expected = model(TOKENS, use_cache=False).logits
+        expected = [model(TOKENS, attention_mask=words, use_cache=False).logits for words in present]
         model.set_attn_implementation("kittens")
         for layer in model.model.layers:
             layer.forward = torch.compile(layer.forward, backend="eager")
-        logits = model(TOKENS, use_cache=False).logits
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+        logits = [model(TOKENS, attention_mask=words, use_cache=False).logits for words in present]
+    for mine, exact, words in zip(logits, expected, present, strict=True):
+        torch.testing.assert_close(mine * words[..., None], exact * words[..., None], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("causal", "" if IS_5 else "attn_mask"), ("window", "attn_mask")])
-def test_compiled_with_their_masks(kind: str, reason: str) -> None:
+@pytest.mark.parametrize("kind", ["causal", "window"])
+def test_compiled_with_their_masks(kind: str) -> None:
     """Masks that are made inside a graph are those of "sdpa": windows are dense there, and all are in 4.57."""
     torch._dynamo.reset()
     function = KINDS[kind]()
@@ -230,7 +335,7 @@ def test_compiled_with_their_masks(kind: str, reason: str) -> None:
 
     operands = normal(2, 4, 9, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 8)
     expected = layer(*operands)
-    with Fallbacks(reason):
+    with Fallbacks(""):
         output = torch.compile(layer, fullgraph=True, backend="aot_eager")(*operands)
     torch.testing.assert_close(output, expected)
 

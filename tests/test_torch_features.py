@@ -272,7 +272,8 @@ def test_results_that_are_not_tensors_are_copied_and_pickled() -> None:
     plan = kittens_torch.explain(query, key, value)
     with kittens_torch.report() as report:
         kittens_torch.attention(query, key, value)
-    mask = IntervalMask(Interval(Band(3, 0), 2), 2, 5, 7, torch.device("cpu"))
+    present = torch.rand(2, 7) > 0.3
+    mask = IntervalMask(Interval(Band(3, 0), 2), 2, 5, 7, torch.device("cpu"), present)
     for again in (copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))):
         assert again(plan) == plan
         assert again(report).calls == report.calls and len(report.calls) == 1

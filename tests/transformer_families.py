@@ -42,13 +42,12 @@ ENCODER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "
 
 @dataclass(frozen=True)
 class Family:
-    """A tiny model, its inputs, and why its attention goes to torch (empty: it does not)."""
+    """A tiny model and its inputs."""
 
     model: str
     config: str
     settings: dict[str, Any] = field(default_factory=dict)
     inputs: Callable[[], dict[str, Tensor]] = lambda: {"input_ids": TOKENS}
-    reason: str = ""
 
     def takes_other_attention(self) -> bool:
         """Older versions of some models have attention classes of their own, which no name of the table reaches."""
@@ -84,12 +83,11 @@ FAMILIES = {
         "Phi3Config",
         {**DECODER, "hidden_size": 192, "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 7},
     ),
-    "Gemma-2": Family("Gemma2ForCausalLM", "Gemma2Config", {**DECODER, **MIXED}, reason="softcap"),
+    "Gemma-2": Family("Gemma2ForCausalLM", "Gemma2Config", {**DECODER, **MIXED}),
     "gpt-oss": Family(
         "GptOssForCausalLM",
         "GptOssConfig",
         {**DECODER, **MIXED, "num_local_experts": 1, "num_experts_per_tok": 1, "rope_scaling": None},
-        reason="s_aux",
     ),
     "T5": Family(
         "T5ForConditionalGeneration",
@@ -97,7 +95,6 @@ FAMILIES = {
         {"vocab_size": 61, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
         | {"pad_token_id": 0, "decoder_start_token_id": 0},
         lambda: {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :9]},
-        reason="position_bias",
     ),
     "Whisper": Family(
         "WhisperForConditionalGeneration",
@@ -144,7 +141,6 @@ def family_names(**fields: Any) -> list[Any]:
 DECODERS = [name for name, family in FAMILIES.items() if family.settings.get("num_key_value_heads")]
 every_family = pytest.mark.parametrize("name", family_names())
 every_decoder = pytest.mark.parametrize("name", DECODERS)
-covered_decoder = pytest.mark.parametrize("name", [name for name in DECODERS if not FAMILIES[name].reason])
 
 
 class Fallbacks:

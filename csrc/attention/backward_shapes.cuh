@@ -26,8 +26,9 @@ template <class T, const auto& Rows, int Row, bool Modified = false> struct back
   static constexpr bool modified = Modified;
   static constexpr int bias_stages = backward_bias_stages(row);
   // The producer of the modified class looks up which blocks are empty.
-  static constexpr int producer_registers = !modified ? 24 : head_dim > 128 ? 32 : 56;
-  static constexpr int consumer_registers = !modified || head_dim > 128 ? 240 : 224;
+  static constexpr int producer_registers = !modified ? 24 : head_dim > 128 ? 40 : 56;
+  static constexpr int consumer_registers = !modified ? 240 : head_dim > 128 ? 232 : 224;
+  static_assert(producer_registers + 2 * consumer_registers <= kittens::registers_to_share(3), "registers: a CTA has no more");
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
   static constexpr int query_sum_columns = split_columns ? head_dim / 2 : head_dim, query_sum_tile = 64 * query_sum_columns;

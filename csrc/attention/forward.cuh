@@ -35,8 +35,9 @@ template <class T, const auto& Rows, int Row, mask_class Class> struct forward_c
   // A warpgroup skips the blocks behind its own rows; at head_dim 256 with 80 keys that costs more registers than it saves work (causal, 4k keys:
   // 661 against 709 TFLOP/s).
   static constexpr bool skips = Class == mask_class::interval && !output_in_query;
-  static constexpr int producer_registers = consumers == 3 || modified ? 32 : 24;
-  static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
+  static constexpr int producer_registers = consumers == 3 ? 32 : modified ? 40 : 24;
+  static constexpr int consumer_registers = consumers == 3 ? 160 : modified ? 232 : 240;
+  static_assert(producer_registers + consumers * consumer_registers <= kittens::registers_to_share(consumers + 1), "registers: a CTA has no more");
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "block_m: 64 query rows for each of 1 to 3 consumer warpgroups");
   static_assert(!skips || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
   static_assert(block_n % 16 == 0, "block_n: the second product takes keys 16 at a time");

@@ -93,31 +93,42 @@ def _origin(mask_function: Callable[..., Any], masking_utils: Any) -> tuple[str,
 class IntervalMask(Tensor):
     """A bool mask (batch, 1, length_q, length_k) of transformers that knows its interval and has no memory.
 
-    Our attention reads the interval. Whoever else computes with the mask, slices it or converts it, gets the dense
+    padding: bool (batch, length_k), False for keys that no row sees; None: there are none. Our attention reads both.
+    Whoever else computes with the mask, slices it or converts it, gets the dense
     mask that it stands for.
     """
 
     interval: Interval
+    padding: Tensor | None
 
     @staticmethod
     def __new__(
-        cls, interval: Interval, batch: int, length_q: int, length_k: int, device: torch.device
+        cls,
+        interval: Interval,
+        batch: int,
+        length_q: int,
+        length_k: int,
+        device: torch.device,
+        padding: Tensor | None = None,
     ) -> IntervalMask:
         sizes = (batch, 1, length_q, length_k)
         mask: IntervalMask = Tensor._make_wrapper_subclass(cls, sizes, dtype=torch.bool, device=device)
-        mask.interval = interval
+        mask.interval, mask.padding = interval, padding
         return mask
 
     def dense(self) -> Tensor:
-        """The mask in memory, shared by the batch."""
-        return self.interval.dense(self.shape[2], self.shape[3], self.device).expand(*self.shape)
+        """The mask in memory, shared by the batch where there is no padding."""
+        visible = self.interval.dense(self.shape[2], self.shape[3], self.device)
+        return (visible if self.padding is None else visible & self.padding[:, None, None]).expand(*self.shape)
 
     def __deepcopy__(self, known: dict[int, Any]) -> IntervalMask:
         batch, _, length_q, length_k = self.shape
-        return IntervalMask(self.interval, batch, length_q, length_k, self.device)
+        padding = None if self.padding is None else self.padding.clone()
+        return IntervalMask(self.interval, batch, length_q, length_k, self.device, padding)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"IntervalMask({self.interval}, size={tuple(self.shape)}, device={self.device})"
+        padded = "" if self.padding is None else " with padding"
+        return f"IntervalMask({self.interval}{padded}, size={tuple(self.shape)}, device={self.device})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

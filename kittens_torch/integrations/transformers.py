@@ -1,8 +1,9 @@
 """Hugging Face transformers: `attn_implementation="kittens"`.
 
 transformers keeps two tables by the same name, of attention functions and of functions that make their masks. Our mask
-function leaves causal, sliding-window and full attention an interval, which our kernels take as such; whatever else a
-model masks (padding, packed sequences, images in text) becomes the dense mask that "sdpa" would get.
+function leaves causal, sliding-window and full attention an interval, and padding a mask of the keys beside it, which
+our kernels take as such; whatever else a model masks (packed sequences, chunks, images in text, static caches) becomes
+the dense mask that "sdpa" would get, which they take as well.
 """
 
 # mypy: allow-untyped-calls, allow-untyped-decorators, no-warn-return-any
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import call, checks, dispatch, functional
+from .. import call, checks, dispatch, functional, ops
 from ..explain import Plan
 from .intervals import Band, Interval, IntervalMask, band_of, looks_for_packing
 from .loading import when_loaded
@@ -29,6 +31,7 @@ _LOADED_WITH_MODELS = "transformers.modeling_utils"
 _sdpa: Any = None
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 _FUNCTION = "kittens_torch.integrations.transformers.attention_forward"
+_EVERYTHING = Band(None, None)
 
 
 def register() -> None:
@@ -86,13 +89,13 @@ def make_mask(*positional: Any, **arguments: Any) -> Tensor | None:
         found = _interval(arguments, masking_utils)
         if found is not None:
             length_q, length_k = _length_q(arguments), arguments["kv_length"]
-            band = _biting(found, length_q, length_k)
-            everything = found.band == Band(None, None) or (length_q == 1 and band == Band(None, None))
-            if everything or (length_q == length_k and band == Band(None, 0)):
+            band, padding = _biting(found, length_q, length_k), _padding(arguments, found)
+            everything = found.band == _EVERYTHING or (length_q == 1 and band == _EVERYTHING)
+            if padding is None and (everything or (length_q == length_k and band == Band(None, 0))):
                 return None
             device = arguments["device"] if "device" in arguments else arguments["cache_position"].device
             mask = Interval(band, found.offset)
-            return IntervalMask(mask, arguments["batch_size"], length_q, length_k, torch.device(device))
+            return IntervalMask(mask, arguments["batch_size"], length_q, length_k, torch.device(device), padding)
     return masking_utils.sdpa_mask(*positional, **arguments)
 
 
@@ -123,16 +126,25 @@ def _interval(arguments: dict[str, Any], masking_utils: Any) -> Interval | None:
     else:
         first_q = int(arguments["cache_position"][0])
     offset = first_q - first_k
-    lower_right = offset == length_k - length_q
-    if not lower_right and (offset != 0 or (band.right is None and band.left is not None)):
+    # Windows lie on the lower-right diagonal, or under the causal one.
+    if offset != length_k - length_q and (offset != 0 or (band.right != 0 and band != _EVERYTHING)):
         return None
     padding = arguments.get("attention_mask")
-    if padding is not None:
-        reached = length_k if band.right is None else min(length_k, offset + length_q + band.right)
-        words = padding[:, first_k : first_k + reached]
-        if padding.dim() != 2 or words.shape[1] != reached or not bool(words.all()):
-            return None
-    return Interval(band, offset)
+    return Interval(band, offset) if padding is None or padding.dim() == 2 else None
+
+
+def _padding(arguments: dict[str, Any], interval: Interval) -> Tensor | None:
+    """The keys that are no padding, bool (B, Lk), or None where the interval hides those that are."""
+    present = arguments.get("attention_mask")
+    if present is None:
+        return None
+    length_k, first_k, right = arguments["kv_length"], arguments.get("kv_offset", 0), interval.band.right
+    reached = length_k if right is None else min(length_k, interval.offset + _length_q(arguments) + right)
+    present = present[:, first_k : first_k + length_k].bool()
+    missing = length_k - present.shape[1]
+    if length_k - missing >= reached and bool(present[:, :reached].all()):
+        return None
+    return torch.nn.functional.pad(present, (0, missing)) if missing else present
 
 
 def _biting(interval: Interval, length_q: int, length_k: int) -> Band:
@@ -145,6 +157,29 @@ def _biting(interval: Interval, length_q: int, length_k: int) -> Band:
 
 
 # Attention
+
+
+class _Visible(NamedTuple):
+    """The keys that each row sees: those of an interval that a mask admits as well. An additive one has no interval."""
+
+    interval: Interval
+    mask: Tensor | None
+
+    def dense(self, length_q: int, length_k: int, device: torch.device) -> Tensor | None:
+        """Both as one mask."""
+        if self.interval.band == _EVERYTHING:
+            return self.mask
+        interval = self.interval.dense(length_q, length_k, device)[None, None]
+        return interval if self.mask is None else interval & self.mask
+
+
+class _Changes(NamedTuple):
+    """What changes scores or weights besides the keys that are visible."""
+
+    bias: Tensor | None
+    softcap: float
+    sinks: Tensor | None
+    dropout: float
 
 
 def attention_forward(
@@ -161,64 +196,53 @@ def attention_forward(
     """The attention function of transformers' table.
 
     query (B, Hq, Lq, D), key and value (B, Hk, Lk, D and Dv), in any strides and not repeated over groups; returns
-    ((B, Lq, Hq, Dv), None). Intervals run on our kernels. What has no kernel yet (dense masks, dropout, the biases of
-    T5) goes to the function of "sdpa"; softcap and sinks, which torch's attention does not know, are computed in plain
-    torch operations, and so are the weights (B, Hq, Lq, Lk), returned with `output_attentions`; all after a warning
-    once per reason (`set_fallback`). NotImplementedError for `head_mask`, and for sequence lengths without the mask
-    that belongs to them.
+    ((B, Lq, Hq, Dv), None). Intervals, masks (bool or additive), dropout, softcap, sinks (`s_aux`) and `position_bias`
+    run on our kernels, all at once if need be, with gradients of the last two as well; on the CPU a mask, dropout or
+    position_bias goes to torch where that is expected to be faster. What no kernel covers (head dims over 256, other
+    GPUs) goes to the function of "sdpa", or with softcap or sinks, which torch's attention does not know, to plain
+    torch operations; so do the weights (B, Hq, Lq, Lk), returned with `output_attentions`; all after a warning once
+    per reason (`set_fallback`). NotImplementedError for `head_mask`, and for sequence lengths without the mask that
+    belongs to them.
     """
     _refuse(attention_mask, settings)
-    if isinstance(attention_mask, IntervalMask) and attention_mask.shape[2:] == (query.shape[2], key.shape[2]):
-        interval: Interval | None = attention_mask.interval
-    elif attention_mask is None:
-        interval = _without_mask(module, query, key, is_causal, settings.get("sliding_window"))
-    else:
-        interval = None
-
-    def dense() -> Tensor | None:
-        if interval is not None:
-            return interval.dense(query.shape[2], key.shape[2], query.device)[None, None]
-        mask = attention_mask.dense() if isinstance(attention_mask, IntervalMask) else attention_mask
-        # A mask for a cache that is longer than what it holds.
-        return mask[..., : key.shape[2]] if mask is not None and mask.dim() == 4 else mask
-
-    grouped = query.shape[1] != key.shape[1]
-    mask = None
-    replaced = torch.nn.functional.scaled_dot_product_attention is not _torch_attention
-    reason = _beyond_torch(settings)
-    if reason and replaced:
-        raise NotImplementedError(f"{reason}, and torch's attention function has been replaced by another one")
-    if reason:
+    beyond = _beyond_torch(settings)
+    if torch.nn.functional.scaled_dot_product_attention is not _torch_attention:
+        # torch's context parallelism does that: each process has a part of the sequence, which we do not see.
+        if beyond:
+            raise NotImplementedError(f"{beyond}, and torch's attention function has been replaced by another one")
+        reason = "torch's attention function has been replaced by another one"
         dispatch.fell_back(reason)
+        _announce(reason)
+        return _sdpa(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **settings
+        )
+    lengths = query.shape[2], key.shape[2]
+    visible = _visible(module, lengths, attention_mask, is_causal, settings.get("sliding_window"))
+    softcap = float(settings.get("softcap") or 0.0)
+    changes = _Changes(settings.get("position_bias"), softcap, settings.get("s_aux"), dropout)
+    asks_for_weights = bool(settings.get("output_attentions"))
+    reason = beyond if asks_for_weights else _missing(query, key, value)
+    if not reason:
+        output = _on_our_kernels(query, key, value, visible, changes, scaling)
+        return output.transpose(1, 2).contiguous(), None
+    dispatch.fell_back(reason)
+    if beyond:
         if not torch.compiler.is_compiling():
             for watcher in functional.watchers:
                 watcher.add(_FUNCTION, query, key, value, Plan(_FUNCTION, "torch", reason))
-        plain, weights = _plain(query, key, value, dense(), dropout, scaling, settings)
-        return plain, weights if settings.get("output_attentions") else None
-    if replaced:
-        # torch's context parallelism does that: each process has a part of the sequence, which we do not see.
-        reason, mask = "torch's attention function has been replaced by another one", attention_mask
-    elif settings.get("position_bias") is not None:
-        reason, mask = "position_bias has no kernel yet", dense()
-    elif interval is not None:
-        output = _on_interval(query, key, value, interval, dropout, scaling)
-        if isinstance(output, Tensor):
-            return output.transpose(1, 2).contiguous(), None
-        reason, mask = output, dense()
-    else:
-        mask = dense()
-        operands = call.of_drop_in(query, key, value, mask, dropout, False, scaling, grouped)
-        if not isinstance(operands, call.Fallback):
-            output = functional.scaled_dot_product_attention(
-                query, key, value, mask, dropout, scale=scaling, enable_gqa=grouped
-            )
-            return output.transpose(1, 2).contiguous(), None
-        reason = operands.reason
-    dispatch.fell_back(reason)
+        plain, weights = _plain(query, key, value, visible.dense(*lengths, query.device), changes, scaling)
+        return plain, weights if asks_for_weights else None
+    _announce(reason)
+    causal = visible.interval == Interval(Band(None, 0), 0) and visible.mask is None and changes.bias is None
+    mask = None if causal else _with_bias(visible.dense(*lengths, query.device), changes.bias)
+    return _sdpa(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal)
+
+
+def _announce(reason: str) -> None:
+    """Tells the open reports why the call of torch's function that follows is made."""
     if not torch.compiler.is_compiling():
         for watcher in functional.watchers:
             watcher.goes_to_torch(reason)
-    return _sdpa(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **settings)
 
 
 def _refuse(attention_mask: Tensor | None, settings: dict[str, Any]) -> None:
@@ -237,17 +261,47 @@ def _refuse(attention_mask: Tensor | None, settings: dict[str, Any]) -> None:
 
 
 def _beyond_torch(settings: dict[str, Any]) -> str:
-    """What the call asks for that torch's attention does not have either, or the empty string."""
+    """What the call asks for that torch's attention does not have, or the empty string."""
     if settings.get("output_attentions"):
         return "output_attentions asks for the weights, which no kernel has in memory"
     if settings.get("softcap"):
-        return "softcap has no kernel yet"
-    return "s_aux (sinks) has no kernel yet" if settings.get("s_aux") is not None else ""
+        return "softcap is not in torch's attention"
+    return "s_aux (sinks) is not in torch's attention" if settings.get("s_aux") is not None else ""
 
 
-def _without_mask(module: Any, query: Tensor, key: Tensor, is_causal: bool | None, window: int | None) -> Interval:
+def _missing(query: Tensor, key: Tensor, value: Tensor) -> str:
+    """Why no kernel of ours takes these operands, or the empty string."""
+    for argument, operand in (("query", query), ("key", key), ("value", value)):
+        if operand.is_nested or is_traceable_wrapper_subclass(operand):
+            return f"{argument} is a {type(operand).__name__}"
+    if call.has_tangent(query, key, value):
+        return "forward-mode AD has no kernel"
+    head_dim, value_dim = query.shape[3], value.shape[3]
+    if max(head_dim, value_dim) > checks.MAX_HEAD_DIM:
+        return f"head dims ({head_dim}, {value_dim}); the kernels take 1 to {checks.MAX_HEAD_DIM}"
+    (query,) = call.autocast(query)
+    return dispatch.machine_missing(query.device, query.dtype)
+
+
+def _visible(
+    module: Any, lengths: tuple[int, int], attention_mask: Tensor | None, is_causal: bool | None, window: int | None
+) -> _Visible:
+    length_q, length_k = lengths
+    if attention_mask is None:
+        return _Visible(_without_mask(module, length_q, length_k, is_causal, window), None)
+    if isinstance(attention_mask, IntervalMask):
+        if attention_mask.shape[2:] == (length_q, length_k):
+            padding = attention_mask.padding
+            return _Visible(attention_mask.interval, None if padding is None else padding[:, None, None])
+        attention_mask = attention_mask.dense()
+    if attention_mask.dim() == 4 and attention_mask.shape[3] != length_k:
+        # A mask for a cache that is longer than what it holds.
+        attention_mask = attention_mask[..., :length_k]
+    return _Visible(Interval(_EVERYTHING, 0), attention_mask)
+
+
+def _without_mask(module: Any, length_q: int, length_k: int, is_causal: bool | None, window: int | None) -> Interval:
     """What no mask means: the rule of transformers' "sdpa", and the window of its flash implementations."""
-    length_q, length_k = query.shape[2], key.shape[2]
     causal = length_q > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if window is None or length_k <= window:
         return Interval(Band(None, 0 if causal else None), 0)
@@ -259,32 +313,67 @@ def _without_mask(module: Any, query: Tensor, key: Tensor, is_causal: bool | Non
     return Interval(Band(window - 1, 0), length_k - length_q)
 
 
-def _on_interval(
-    query: Tensor, key: Tensor, value: Tensor, interval: Interval, dropout: float, scaling: float | None
-) -> Tensor | str:
-    """(B, Hq, Lq, Dv) from our kernels, or the reason why they cannot."""
-    (left, right), length_q, length_k = interval.band, query.shape[2], key.shape[2]
-    if left is None and (right is None or (right == 0 and interval.offset == 0)):
+def _on_our_kernels(
+    query: Tensor, key: Tensor, value: Tensor, visible: _Visible, changes: _Changes, scaling: float | None
+) -> Tensor:
+    """(B, Hq, Lq, Dv) from our kernels, or on the CPU from torch where that is expected to be faster."""
+    ((left, right), offset), mask = visible
+    length_q, length_k, grouped = query.shape[2], key.shape[2], query.shape[1] != key.shape[1]
+    beyond_torch = changes.softcap > 0.0 or changes.sinks is not None
+    plain = mask is None and changes.bias is None and not beyond_torch
+    if plain and left is None and (right is None or (right == 0 and offset == 0)):
         causal = right == 0
         if causal and length_k > length_q:
             key, value = key[:, :, :length_q], value[:, :, :length_q]
         return functional.scaled_dot_product_attention(
-            query, key, value, None, dropout, causal, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            query, key, value, None, changes.dropout, causal, scale=scaling, enable_gqa=grouped
         )
-    query, key, value = call.autocast(query, key, value)
-    reason = dispatch.machine_missing(query.device, query.dtype)
-    if dropout > 0.0:
-        reason = "dropout_p has no kernel yet"
-    elif max(query.shape[3], value.shape[3]) > checks.MAX_HEAD_DIM:
-        reason = f"head dims ({query.shape[3]}, {value.shape[3]}); the kernels take 1 to {checks.MAX_HEAD_DIM}"
-    if reason:
-        return reason
-    lower_right = interval.offset == length_k - length_q
-    causal_at = None if right != 0 else "lower_right" if lower_right else "upper_left"
-    window = (left, None if right == 0 else right)
-    output = functional.attention(query, key, value, causal=causal_at, window=window, scale=scaling)
+    if (
+        not beyond_torch
+        and not (plain and changes.dropout == 0.0)
+        and query.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not ops.checking()
+        and dispatch.cpu_prefers_torch(query, key, value, 0, True)
+    ):
+        dense = _with_bias(visible.dense(length_q, length_k, query.device), changes.bias)
+        return functional.scaled_dot_product_attention(
+            query, key, value, dense, changes.dropout, scale=scaling, enable_gqa=grouped
+        )
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        batch = max(query.shape[0], key.shape[0], value.shape[0])
+        query, key, value = (operand.expand(batch, -1, -1, -1) for operand in (query, key, value))
+    bias, sinks = changes.bias, changes.sinks
+    if mask is not None and mask.dtype != torch.bool:
+        mask, bias = None, _with_bias(mask, bias)
+    (cast,) = call.autocast(query)
+    if bias is not None and bias.dtype not in (torch.float32, cast.dtype):
+        bias = bias.float()
+    if sinks is not None:
+        sinks = sinks.reshape(-1) if sinks.dtype in (torch.float32, cast.dtype) else sinks.reshape(-1).float()
+    lower_right = offset == length_k - length_q
+    output = functional.attention(
+        query,
+        key,
+        value,
+        causal=None if right != 0 else "lower_right" if lower_right else "upper_left",
+        window=(left, None if right == 0 else right),
+        mask=mask,
+        bias=bias,
+        softcap=changes.softcap,
+        sinks=sinks,
+        dropout_p=changes.dropout,
+        scale=scaling,
+    )
     assert isinstance(output, Tensor)
     return output
+
+
+def _with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """A mask and a bias as one additive mask, hidden keys at the lowest finite number as in transformers' "sdpa"."""
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else mask + bias
 
 
 def _plain(
@@ -292,12 +381,11 @@ def _plain(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    dropout: float,
+    changes: _Changes,
     scaling: float | None,
-    settings: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """(B, Lq, Hq, Dv) and the weights in plain torch operations, the logits in float32 as in eager attention."""
-    softcap, sinks, bias = (settings.get(name) for name in ("softcap", "s_aux", "position_bias"))
+    bias, softcap, sinks, dropout = changes
     heads_k = key.shape[1]
     grouped = query.unflatten(1, (heads_k, query.shape[1] // heads_k))
     logits = torch.matmul(grouped, key.unsqueeze(2).transpose(3, 4)).flatten(1, 2).float()

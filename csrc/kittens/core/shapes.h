@@ -6,6 +6,10 @@ namespace kittens {
 
 inline constexpr int warpgroup_rows = 64;  // rows of a register tile: what one warpgroup's tensor-core product yields
 
+// Registers a thread of each warpgroup, together, when a CTA has so many warpgroups: what they have at the launch, which give_registers and
+// take_registers only move about. A take_registers beyond it waits for ever on the H200.
+constexpr int registers_to_share(int warpgroups) { return 65536 / (128 * warpgroups) / 8 * 8 * warpgroups; }
+
 // A shared tile is stored as panels of `panel_columns` columns, each row of a panel one swizzle span. The widest span that divides the row is
 // taken: 128 bytes whenever the columns allow it (64 columns of a 16-bit type), else 64, else 32.
 enum class swizzle : int { bytes128 = 128, bytes64 = 64, bytes32 = 32 };
