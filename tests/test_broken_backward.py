@@ -28,16 +28,16 @@ BROKEN = {
     "dS not published": (
         "backward_keys.cuh",
         KEYS,
-        "publish(meet);",
-        "meet.sync();",
+        "publish_arrive({stored + 2 * wg + turn, consumers});",
+        "named_barrier{stored + 2 * wg + turn, consumers}.arrive();",
         r"published",
     ),
     "one buffer for every dS": (
         "backward_keys.cuh",
         KEYS,
-        "turn ^= 1;",
-        "",
-        r"store .*shared_tile<float, 128, 64>",
+        "auto& ds = s.score_gradients.tile.tile[turn];",
+        "auto& ds = s.score_gradients.tile.tile[0];",
+        r"(store|product reads) .*shared_tile<float, 128, 64>",
     ),
     "dO released under a product": (
         "backward_keys.cuh",
@@ -51,7 +51,7 @@ BROKEN = {
         KEYS,
         "if constexpr (SumsQuery) meet.sync();",
         "",
-        r"store .*shared_tile<float, 128, 128>",
+        r"(store|product reads) .*shared_tile<float, 128, 128>",
     ),
     "weights read too early": (
         "backward_roles.cuh",
