@@ -335,11 +335,17 @@ def _broadcast(dim: int, *sizes: int) -> int:
 
 
 def torch_is_faster(operands: Operands) -> bool:
-    """Whether the plan sends this call of the drop-in to torch, because torch runs it faster on this CPU.
+    """Whether this call of the drop-in goes to torch because torch runs it faster.
 
-    Never while tracing or under `checked_machine`: a graph holds our op whatever its lengths turn out to be.
+    On the CPU never while tracing or under `checked_machine`: a graph holds our op whatever its lengths turn out to be.
     """
-    if not operands.plain or operands.query.device.type != "cpu" or torch.compiler.is_compiling() or ops.checking():
+    if not operands.plain:
+        return False
+    if operands.query.device.type == "cuda" and operands.modifiers is not None:
+        mask = operands.modifiers.mask if operands.modifiers.bias is None else operands.modifiers.bias
+        tensors = (operands.query, operands.key, operands.value)
+        return dispatch.gpu_prefers_torch(*tensors, mask, operands.modifiers.dropout_p)
+    if operands.query.device.type != "cpu" or torch.compiler.is_compiling() or ops.checking():
         return False
     modified = (True,) if operands.modifiers is not None else ()
     return dispatch.cpu_prefers_torch(operands.query, operands.key, operands.value, operands.corner, *modified)

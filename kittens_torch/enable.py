@@ -28,12 +28,12 @@ import torch
 import torch.nn.attention as torch_attention
 from torch import Tensor
 
-from . import call, checks, dispatch, modified, ops
-from .enable_backward import cudnn_backward, flash_backward, modifiers_of
+from . import call, checks, dispatch, ops
+from .enable_backward import cudnn_backward, flash_backward
 
 NAME = "kittens"
 TORCH_IS_FASTER = "torch's own kernel is faster for this call on this CPU, or was not measured against ours"
-MASKED_ON_CPU = "attn_mask: torch's own kernel was not measured against ours on the CPU; attention(...) runs ours"
+MASKED = "attn_mask: torch's own kernels have the faster backward pass; attention(...) runs ours"
 
 
 class Outcome(NamedTuple):
@@ -50,14 +50,10 @@ class Outcome(NamedTuple):
 watchers: list[Callable[[Outcome], None]] = []
 
 
-def _has_no_kernel(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, corner: int, scale: float
-) -> str:
+def _has_no_kernel(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, corner: int, scale: float) -> str:
     """Why our kernels cannot take a call that torch has checked already, or the empty string."""
     if dropout_p > 0.0:
         return "dropout_p: torch's backward has to drop the weights that torch's forward dropped"
-    if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        return f"attn_mask of {attn_mask.dtype} for {query.dtype}"
     missing = dispatch.machine_missing(query.device, query.dtype)
     if missing:
         return missing
@@ -76,14 +72,13 @@ def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None,
     dropout_p: float,
     corner: int,
     scale: float | None,
 ) -> tuple[Tensor, Tensor] | None:
     """(output in the layout of the query, logsumexp) from our kernel, or None where torch's own kernel has to run."""
     factor = query.shape[3] ** -0.5 if scale is None else scale
-    reason = _has_no_kernel(query, key, value, attn_mask, dropout_p, corner, factor)
+    reason = _has_no_kernel(query, key, value, dropout_p, corner, factor)
     if reason:
         dispatch.fell_back(reason)
     elif (
@@ -94,16 +89,10 @@ def _forward(
     ):
         reason = TORCH_IS_FASTER
     folded, positive = (query, factor) if reason else call.fold_scale(query, factor)
-    modifiers = None if attn_mask is None else modifiers_of(attn_mask)
-    operands = call.Operands(folded, key, value, positive, corner, -1, -1, modifiers=modifiers)
-    _tell(query, factor, operands, reason)
+    _tell(query, factor, call.Operands(folded, key, value, positive, corner, -1, -1), reason)
     if reason:
         return None
-    if modifiers is None:
-        output, logsumexp = ops.run_forward(folded, key, value, positive, corner, -1, -1)
-    else:
-        settings = (positive, corner, -1, -1, modifiers.mask, modifiers.bias, None, None, None, None, 0.0, 0.0)
-        output, logsumexp = modified.run_forward(folded, key, value, *settings)
+    output, logsumexp = ops.run_forward(folded, key, value, positive, corner, -1, -1)
     if output.stride() != query.stride() and output.shape == query.shape:
         # A query that is not dense: compiled graphs expect the strides that torch derives from its.
         expected = torch.empty_like(query)
@@ -136,8 +125,7 @@ def _flash_for_cpu(torchs: Any) -> Callable[..., Any]:
     ) -> tuple[Any, ...]:
         corner = call.UPPER_LEFT if is_causal else 0
         if attn_mask is not None:
-            if watchers:
-                _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED_ON_CPU)
+            _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED)
             return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
         # First what stays with torch: there every microsecond of ours is one more.
         stays = (
@@ -147,7 +135,7 @@ def _flash_for_cpu(torchs: Any) -> Callable[..., Any]:
             and not ops.checking()
             and not watchers
         )
-        ours = None if stays else _forward(query, key, value, None, dropout_p, corner, scale)
+        ours = None if stays else _forward(query, key, value, dropout_p, corner, scale)
         if ours is None and scale is None:  # an argument that is not passed saves its conversion
             return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal)
         if ours is None:
@@ -175,7 +163,7 @@ def _flash(torchs: Any) -> Callable[..., Any]:
         corner = 0 if not is_causal else call.UPPER_LEFT if query.shape[2] == key.shape[2] else call.LOWER_RIGHT
         ours = None
         if not return_debug_mask:
-            ours = _forward(query, key, value, None, dropout_p, corner, scale)
+            ours = _forward(query, key, value, dropout_p, corner, scale)
         if ours is None:
             return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
         rng_state = query.new_empty(2, dtype=torch.uint64)
@@ -201,8 +189,10 @@ def _cudnn(torchs: Any) -> Callable[..., Any]:
     ) -> tuple[Any, ...]:
         corner = call.UPPER_LEFT if is_causal else 0
         ours = None
-        if not return_debug_mask:
-            ours = _forward(query, key, value, attn_bias, dropout_p, corner, scale)
+        if attn_bias is not None:
+            _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED)
+        elif not return_debug_mask:
+            ours = _forward(query, key, value, dropout_p, corner, scale)
         if ours is None:
             return torchs.call_boxed(
                 keys,

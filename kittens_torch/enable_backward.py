@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from . import call
-from .backward import run_backward, run_backward_modified
-
-
-def modifiers_of(attn_mask: Tensor) -> call.Modifiers:
-    """A mask as torch hands it to its fused operators: of at most 4 dims that broadcast, bool or additive."""
-    mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-    return call.Modifiers(mask=mask) if mask.dtype == torch.bool else call.Modifiers(bias=mask)
+from .backward import run_backward
 
 
 def _gradients(
@@ -31,7 +25,6 @@ def _gradients(
     corner: int,
     scale: float | None,
     has_no_kernel: Callable[..., str],
-    attn_mask: Tensor | None = None,
 ) -> tuple[Tensor, ...] | None:
     """Gradients of query, key and value in the layouts of these, or None where torch's own kernel has to run.
 
@@ -39,19 +32,12 @@ def _gradients(
     """
     query, key, value, _, logsumexp = saved
     factor = query.shape[3] ** -0.5 if scale is None else scale
-    if factor < call.SMALLEST_FLOAT32 or has_no_kernel(query, key, value, attn_mask, 0.0, corner, factor):
+    if factor < call.SMALLEST_FLOAT32 or has_no_kernel(query, key, value, 0.0, corner, factor):
         return None
     if logsumexp.shape != query.shape[:3] or logsumexp.dtype != torch.float32:
         return None
     saved = (*saved[:4], logsumexp.contiguous())
-    settings = (factor, corner, -1, -1)
-    if attn_mask is None:
-        grads = run_backward(grad_output, None, saved, settings, (True, True, True), False)
-    else:  # torch's operator has no gradient of it either
-        modifiers = modifiers_of(attn_mask)
-        given = (modifiers.mask, modifiers.bias, None, None, None, 0.0, 0.0)
-        needed = (True, True, True, False)
-        grads = run_backward_modified(grad_output, None, saved, settings, given, needed, False)[:3]
+    grads = run_backward(grad_output, None, saved, (factor, corner, -1, -1), (True, True, True), False)
     # Of an input that is not dense, compiled graphs expect the strides that torch derives from its.
     expected = (torch.empty_like(operand) for operand in (query, key, value))
     return tuple(
@@ -121,11 +107,11 @@ def cudnn_backward(has_no_kernel: Callable[..., str]) -> Callable[[Any], Callabl
             scale: float | None = None,
         ) -> tuple[Any, ...]:
             ours = None
-            mask = None if attn_bias is None or attn_bias.numel() == 0 else attn_bias
-            if dropout_p == 0.0 and logsumexp.dim() == 4 and logsumexp.shape[3] == 1:
+            plain = dropout_p == 0.0 and (attn_bias is None or attn_bias.numel() == 0)
+            if plain and logsumexp.dim() == 4 and logsumexp.shape[3] == 1:
                 saved = (query, key, value, output, logsumexp.squeeze(3))
                 corner = call.UPPER_LEFT if is_causal else 0
-                ours = _gradients(grad_output, saved, corner, scale, has_no_kernel, mask)
+                ours = _gradients(grad_output, saved, corner, scale, has_no_kernel)
             if ours is not None:
                 return ours
             rest = (philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)

@@ -51,7 +51,8 @@ class Plan:
 
 
 TORCH_IS_FASTER = (
-    "torch's own kernel is faster for this call on this CPU, or was not measured against ours; attention(...) runs ours"
+    "torch's own kernel is faster for this call on this device, or was not measured against ours; attention(...) runs "
+    "ours"
 )
 
 

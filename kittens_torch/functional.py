@@ -58,8 +58,9 @@ def scaled_dot_product_attention(
     the module's mode. Under autocast the inputs are cast as torch casts them. Differentiable once.
 
     Kernels: float16 and bfloat16 on compute capability 9.0, these with float32 and float64 on the CPU, head dims 1 to
-    256. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a CPU call that torch runs
-    faster, or that was not measured, goes there too, which `explain` tells. Raises TypeError, ValueError or
+    256. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a call that torch runs
+    faster, or that was not measured on the CPU, goes there too, which `explain` tells: on the GPU an additive mask,
+    dropout, and a mask in a call whose gradient is wanted. Raises TypeError, ValueError or
     RuntimeError naming the argument, its value and what is allowed, with the class torch uses.
 
     Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.

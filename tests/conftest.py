@@ -38,8 +38,9 @@ def _seed() -> None:
 
 @pytest.fixture
 def only_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing goes to torch: a call without a kernel raises, and the plan does not prefer torch on the CPU."""
+    """Nothing goes to torch: a call without a kernel raises, and torch is not preferred for its speed."""
     monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: False)
+    monkeypatch.setattr(dispatch, "gpu_prefers_torch", lambda *operands: False)
     before = kittens_torch.set_fallback("error")
     yield
     kittens_torch.set_fallback(before)

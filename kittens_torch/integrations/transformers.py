@@ -331,10 +331,7 @@ def _on_our_kernels(
     if (
         not beyond_torch
         and not (plain and changes.dropout == 0.0)
-        and query.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not ops.checking()
-        and dispatch.cpu_prefers_torch(query, key, value, 0, True)
+        and _torch_is_faster(query, key, value, mask, changes)
     ):
         dense = _with_bias(visible.dense(length_q, length_k, query.device), changes.bias)
         return functional.scaled_dot_product_attention(
@@ -367,6 +364,16 @@ def _on_our_kernels(
     )
     assert isinstance(output, Tensor)
     return output
+
+
+def _torch_is_faster(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, changes: _Changes) -> bool:
+    """Whether a call with a mask, a bias or dropout goes to torch, as one of the drop-in would."""
+    if query.device.type == "cuda":
+        added = mask if changes.bias is None else changes.bias
+        return dispatch.gpu_prefers_torch(query, key, value, added, changes.dropout)
+    if query.device.type != "cpu" or torch.compiler.is_compiling() or ops.checking():
+        return False
+    return dispatch.cpu_prefers_torch(query, key, value, 0, True)
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
