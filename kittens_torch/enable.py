@@ -125,7 +125,8 @@ def _flash_for_cpu(torchs: Any) -> Callable[..., Any]:
     ) -> tuple[Any, ...]:
         corner = call.UPPER_LEFT if is_causal else 0
         if attn_mask is not None:
-            _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED)
+            if watchers:
+                _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED)
             return torchs.call_boxed(keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
         # First what stays with torch: there every microsecond of ours is one more.
         stays = (
@@ -190,7 +191,8 @@ def _cudnn(torchs: Any) -> Callable[..., Any]:
         corner = call.UPPER_LEFT if is_causal else 0
         ours = None
         if attn_bias is not None:
-            _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED)
+            if watchers:
+                _tell(query, 1.0, call.Operands(query, key, value, 1.0, corner, -1, -1), MASKED)
         elif not return_debug_mask:
             ours = _forward(query, key, value, dropout_p, corner, scale)
         if ours is None:
