@@ -29,5 +29,5 @@ extern "C" const char* forward_run(unsigned seed, int heads, int length_q, int l
   a.mask = make_interval(2, -1, -1, length_q, length_k);
   kittens::execution execution;
   execution.seed = seed;
-  return launch_forward<forward_config<float, small_row, 0, true>>(a, execution);
+  return launch_forward<forward_config<float, small_row, 0, mask_class::interval>>(a, execution);
 }
