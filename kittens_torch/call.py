@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -349,3 +350,21 @@ def torch_is_faster(operands: Operands) -> bool:
         return False
     modified = (True,) if operands.modifiers is not None else ()
     return dispatch.cpu_prefers_torch(operands.query, operands.key, operands.value, operands.corner, *modified)
+
+
+def fused_has_no_kernel(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, corner: int, scale: float) -> str:
+    """Why our kernels cannot take a call of one of torch's fused operators, which torch has checked already, or ""."""
+    if dropout_p > 0.0:
+        return "dropout_p: torch's backward has to drop the weights that torch's forward dropped"
+    missing = dispatch.machine_missing(query.device, query.dtype)
+    if missing:
+        return missing
+    if not (1 <= query.shape[3] <= checks.MAX_HEAD_DIM and 1 <= value.shape[3] <= checks.MAX_HEAD_DIM):
+        return f"head dims ({query.shape[3]}, {value.shape[3]}); the kernels take 1 to {checks.MAX_HEAD_DIM}"
+    if corner == LOWER_RIGHT and query.shape[2] > key.shape[2]:
+        return "rows without keys, of which torch's backward wants another logsumexp"
+    if key.shape[1] != value.shape[1]:
+        return "key and value have different numbers of heads"
+    if not math.isfinite(scale):
+        return f"scale is {scale}"
+    return ""

@@ -18,7 +18,6 @@ torch's kernel where there is a mask. Dropout stays torch's on both: its backwar
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,24 +49,6 @@ class Outcome(NamedTuple):
 watchers: list[Callable[[Outcome], None]] = []
 
 
-def _has_no_kernel(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, corner: int, scale: float) -> str:
-    """Why our kernels cannot take a call that torch has checked already, or the empty string."""
-    if dropout_p > 0.0:
-        return "dropout_p: torch's backward has to drop the weights that torch's forward dropped"
-    missing = dispatch.machine_missing(query.device, query.dtype)
-    if missing:
-        return missing
-    if not (1 <= query.shape[3] <= checks.MAX_HEAD_DIM and 1 <= value.shape[3] <= checks.MAX_HEAD_DIM):
-        return f"head dims ({query.shape[3]}, {value.shape[3]}); the kernels take 1 to {checks.MAX_HEAD_DIM}"
-    if corner == call.LOWER_RIGHT and query.shape[2] > key.shape[2]:
-        return "rows without keys, of which torch's backward wants another logsumexp"
-    if key.shape[1] != value.shape[1]:
-        return "key and value have different numbers of heads"
-    if not math.isfinite(scale):
-        return f"scale is {scale}"
-    return ""
-
-
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -78,7 +59,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor] | None:
     """(output in the layout of the query, logsumexp) from our kernel, or None where torch's own kernel has to run."""
     factor = query.shape[3] ** -0.5 if scale is None else scale
-    reason = _has_no_kernel(query, key, value, dropout_p, corner, factor)
+    reason = call.fused_has_no_kernel(query, key, value, dropout_p, corner, factor)
     if reason:
         dispatch.fell_back(reason)
     elif (
@@ -220,9 +201,9 @@ def _cudnn(torchs: Any) -> Callable[..., Any]:
 OVERRIDES: tuple[tuple[str, str, Callable[[Any], Callable[..., Any]]], ...] = (
     ("_scaled_dot_product_flash_attention_for_cpu", "CPU", _flash_for_cpu),
     ("_scaled_dot_product_flash_attention", "CUDA", _flash),
-    ("_scaled_dot_product_flash_attention_backward", "CUDA", flash_backward(_has_no_kernel)),
+    ("_scaled_dot_product_flash_attention_backward", "CUDA", flash_backward),
     ("_scaled_dot_product_cudnn_attention", "CUDA", _cudnn),  # what torch prefers on an H100 or H200
-    ("_scaled_dot_product_cudnn_attention_backward", "CUDA", cudnn_backward(_has_no_kernel)),
+    ("_scaled_dot_product_cudnn_attention_backward", "CUDA", cudnn_backward),
 )
 
 

@@ -24,7 +24,6 @@ def _gradients(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     corner: int,
     scale: float | None,
-    has_no_kernel: Callable[..., str],
 ) -> tuple[Tensor, ...] | None:
     """Gradients of query, key and value in the layouts of these, or None where torch's own kernel has to run.
 
@@ -32,7 +31,7 @@ def _gradients(
     """
     query, key, value, _, logsumexp = saved
     factor = query.shape[3] ** -0.5 if scale is None else scale
-    if factor < call.SMALLEST_FLOAT32 or has_no_kernel(query, key, value, 0.0, corner, factor):
+    if factor < call.SMALLEST_FLOAT32 or call.fused_has_no_kernel(query, key, value, 0.0, corner, factor):
         return None
     if logsumexp.shape != query.shape[:3] or logsumexp.dtype != torch.float32:
         return None
@@ -45,78 +44,72 @@ def _gradients(
     )
 
 
-def flash_backward(has_no_kernel: Callable[..., str]) -> Callable[[Any], Callable[..., Any]]:
+def flash_backward(torchs: Any) -> Callable[..., Any]:
     """The override of `_scaled_dot_product_flash_attention_backward`, given torch's own kernel."""
 
-    def override(torchs: Any) -> Callable[..., Any]:
-        def kernel(
-            keys: Any,
-            grad_output: Tensor,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            output: Tensor,
-            logsumexp: Tensor,
-            cum_seq_q: Tensor | None,
-            cum_seq_k: Tensor | None,
-            max_q: int,
-            max_k: int,
-            dropout_p: float,
-            is_causal: bool,
-            philox_seed: Tensor,
-            philox_offset: Tensor,
-            *,
-            scale: float | None = None,
-        ) -> tuple[Any, ...]:
-            corner = 0 if not is_causal else call.UPPER_LEFT if query.shape[2] == key.shape[2] else call.LOWER_RIGHT
-            ours = None
-            if dropout_p == 0.0:
-                ours = _gradients(grad_output, (query, key, value, output, logsumexp), corner, scale, has_no_kernel)
-            if ours is not None:
-                return ours
-            saved = (grad_output, query, key, value, output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
-            return torchs.call_boxed(keys, *saved, dropout_p, is_causal, philox_seed, philox_offset, scale=scale)
+    def kernel(
+        keys: Any,
+        grad_output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        cum_seq_q: Tensor | None,
+        cum_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        philox_seed: Tensor,
+        philox_offset: Tensor,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Any, ...]:
+        corner = 0 if not is_causal else call.UPPER_LEFT if query.shape[2] == key.shape[2] else call.LOWER_RIGHT
+        ours = None
+        if dropout_p == 0.0:
+            ours = _gradients(grad_output, (query, key, value, output, logsumexp), corner, scale)
+        if ours is not None:
+            return ours
+        saved = (grad_output, query, key, value, output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
+        return torchs.call_boxed(keys, *saved, dropout_p, is_causal, philox_seed, philox_offset, scale=scale)
 
-        return kernel
-
-    return override
+    return kernel
 
 
-def cudnn_backward(has_no_kernel: Callable[..., str]) -> Callable[[Any], Callable[..., Any]]:
+def cudnn_backward(torchs: Any) -> Callable[..., Any]:
     """The override of `_scaled_dot_product_cudnn_attention_backward`, given torch's own kernel."""
 
-    def override(torchs: Any) -> Callable[..., Any]:
-        def kernel(
-            keys: Any,
-            grad_output: Tensor,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            output: Tensor,
-            logsumexp: Tensor,
-            philox_seed: Tensor,
-            philox_offset: Tensor,
-            attn_bias: Tensor | None,
-            cum_seq_q: Tensor | None,
-            cum_seq_k: Tensor | None,
-            max_q: int,
-            max_k: int,
-            dropout_p: float,
-            is_causal: bool,
-            *,
-            scale: float | None = None,
-        ) -> tuple[Any, ...]:
-            ours = None
-            plain = dropout_p == 0.0 and (attn_bias is None or attn_bias.numel() == 0)
-            if plain and logsumexp.dim() == 4 and logsumexp.shape[3] == 1:
-                saved = (query, key, value, output, logsumexp.squeeze(3))
-                corner = call.UPPER_LEFT if is_causal else 0
-                ours = _gradients(grad_output, saved, corner, scale, has_no_kernel)
-            if ours is not None:
-                return ours
-            rest = (philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)
-            return torchs.call_boxed(keys, grad_output, query, key, value, output, logsumexp, *rest, scale=scale)
+    def kernel(
+        keys: Any,
+        grad_output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        logsumexp: Tensor,
+        philox_seed: Tensor,
+        philox_offset: Tensor,
+        attn_bias: Tensor | None,
+        cum_seq_q: Tensor | None,
+        cum_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Any, ...]:
+        ours = None
+        plain = dropout_p == 0.0 and (attn_bias is None or attn_bias.numel() == 0)
+        if plain and logsumexp.dim() == 4 and logsumexp.shape[3] == 1:
+            saved = (query, key, value, output, logsumexp.squeeze(3))
+            corner = call.UPPER_LEFT if is_causal else 0
+            ours = _gradients(grad_output, saved, corner, scale)
+        if ours is not None:
+            return ours
+        rest = (philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)
+        return torchs.call_boxed(keys, grad_output, query, key, value, output, logsumexp, *rest, scale=scale)
 
-        return kernel
-
-    return override
+    return kernel
