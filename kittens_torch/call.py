@@ -32,6 +32,11 @@ class Modifiers(NamedTuple):
     dropout_p: float = 0.0
     softcap: float = 0.0
 
+    @property
+    def is_more_than_sinks(self) -> bool:
+        """Whether the kernels of the modified class are needed; every class has sinks."""
+        return any(tensor is not None for tensor in self[:4]) or self.dropout_p > 0.0 or self.softcap > 0.0
+
 
 class Operands(NamedTuple):
     """What the forward op gets, and how its output becomes the call's."""

@@ -100,7 +100,7 @@ def _plan_of(operands: call.Operands) -> Any:
         operands.window_left,
         operands.window_right,
         ops.checked_configuration() if operands.query.device.type == "cpu" else None,
-        operands.modifiers is not None,
+        operands.modifiers is not None and operands.modifiers.is_more_than_sinks,
     )
 
 

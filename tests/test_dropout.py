@@ -45,7 +45,7 @@ extern "C" void kept(uint64_t seed, uint32_t offset, uint32_t threshold, int pla
   for (int plane = 0; plane < planes; plane++)
     for (int row = 0; row < rows; row++)
       for (int column = 0; column < columns; column++)
-        *out++ = dropout_rule{seed, offset, static_cast<uint32_t>(plane), threshold}.kept(row, column);
+        *out++ = dropout_rule(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), offset, static_cast<uint32_t>(plane), threshold).kept(row, column);
 }
 extern "C" uint32_t threshold_of(double p) { return dropout_threshold(p); }
 extern "C" double scale_of(uint32_t threshold) { return dropout_keep_scale(threshold); }
@@ -79,8 +79,8 @@ def test_the_rule_exhaustively(host: ctypes.CDLL, state: tuple[int, int], p: flo
 def test_threshold_and_scale(host: ctypes.CDLL) -> None:
     for p in (0.0, 1e-9, 0.1, 0.25, 0.5, 0.9, 0.99999, 1 - 1e-12):
         threshold = host.threshold_of(p)
-        assert threshold == min(int(p * 65536 + 0.5), 65535)
-        assert host.scale_of(threshold) == 65536 / (65536 - threshold)
+        assert threshold == min(int(p * 32768 + 0.5), 32767)
+        assert host.scale_of(threshold) == 32768 / (32768 - threshold)
 
 
 # The kernels

@@ -132,8 +132,9 @@ template <class C> struct backward_bias_kernel {
         gradient.release();
         value.release();
         no_slope none;
-        backward_scores<typename C::element, false>(p, at.batch, at.head, row, at.key).weigh(
-            scores, none, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
+        const bool hidden = !p.rules.template is_full<C::block_n>(at.batch, at.head, row, at.key);
+        backward_scores<typename C::element, false>(p, at.batch, at.head)
+            .weigh(scores, none, row, at.key, hidden, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
         map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         map_rows(bias_gradient, score_gradient, delta, [](real sum, real x, real) { return sum + x; });
       }

@@ -28,10 +28,15 @@ template <class C, bool SumsQuery> struct backward_keys_shared {
   typename shapes::gradient gradient[C::stages];
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
   kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
+  kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
   kittens::ring_flags<C::stages> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
 };
+
+// How a step makes weights of scores: all are visible; the interval hides some; whatever modifies scores.
+enum class backward_block { plain, cut, modified };
+template <backward_block kind> using backward_kind = std::integral_constant<backward_block, kind>;
 
 // dS of a weight. A hidden NaN times a weight of 0 is NaN, so a masked block says what a weight of 0 gives.
 template <class Real, bool masked> struct backward_score_gradient {
@@ -56,20 +61,40 @@ template <class C, class Shared> struct backward_keys_producer {
       value.follow(key);
       key.load(p.key, {w.key, w.head, w.batch});
       value.load(p.value, {w.key, w.head, w.batch});
-      bool taken = false;
-      KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
-        KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) {
-          if (p.skips(w, head, i, taken)) continue;
-          taken = true;
-          const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
-          gradient.follow(query);
+      auto load_step = [&](int head, int i, [[maybe_unused]] bool last) {
+        const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
+        gradient.follow(query);
+        if constexpr (C::modified)
+          query.load_with(s.notes.tile.note, note(p, w, head, i, last), p.query, {row, head, w.batch}, s.logsumexp2, p.logsumexp2 + at);
+        else
           query.load(p.query, {row, head, w.batch}, s.logsumexp2, p.logsumexp2 + at);
-          gradient.load(p.grad_output, {row, head, w.batch}, s.delta, p.delta + at);
+        gradient.load(p.grad_output, {row, head, w.batch}, s.delta, p.delta + at);
+      };
+      if constexpr (C::modified) {
+        const int count = w.end - w.first, steps = count * p.group;
+        int step = p.next(w, 0);
+        if (step == steps) step--;  // one is taken in any case: all warps of a warpgroup must meet
+        KITTENS_NO_UNROLL while (step < steps) {
+          const int after = p.next(w, step + 1), n = step / count;
+          load_step(w.head * p.group + n, w.first + step - n * count, after == steps);
+          step = after;
         }
+      } else {
+        KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
+          KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) load_step(head, i, false);
+      }
       tile = p.counter ? take_tile(p.counter, cta) : w.tile + cta.count;
     }
     mail.send({});
     if (p.counter) retire(p.counter, cta);
+  }
+
+ private:
+  static KITTENS_INLINE backward_note note(const backward_key_params<C>& p, const backward_key_work<C>& w, int head, int block, bool last) {
+    unsigned flags = last ? backward_note::is_last : 0;
+    KITTENS_NO_UNROLL for (int part = 0; part < C::block_k / class_tile; part++)
+      if (!p.rules.template is_full<class_tile>(w.batch, head, block * C::block_q, w.key + part * class_tile)) flags |= 1u << part;
+    return {head, block, flags};
   }
 };
 
@@ -86,7 +111,8 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
     constexpr named_barrier meet{first_free_barrier, consumers};
     constexpr int stored = first_free_barrier + 1;
     // At 128 queries a step dQ in its own step is the faster one (head_dim 64, full, 16k keys: 548 against 521 TFLOP/s).
-    constexpr bool late = SumsQuery && C::block_q == 64 && !C::modified;
+    constexpr bool late = SumsQuery && C::block_q == 64;
+    static_assert(!SumsQuery || !C::modified, "sums_query: the modified class makes dQ by its owner");
     backward_barriers(s, cta, consumers);
 
     if (cta.warpgroup == 0) {
@@ -135,22 +161,26 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_commit();
       };
 
-      auto step = [&](int head, int i, auto masked, [[maybe_unused]] auto first) {
+      auto next_query = [&]() -> auto& {
+        gradient.follow(query);
+        return query.wait();
+      };
+      auto step = [&](const auto& q, int head, int i, auto kind, [[maybe_unused]] auto first) {
+        constexpr bool modified = kind == backward_block::modified, masked = kind == backward_block::cut;
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
-        gradient.follow(query);
-        const auto& q = query.wait();
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
-        if constexpr (C::modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
+        if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
           load_columns(logsumexp2, s.logsumexp2[query.last()]);
-          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key + mine);
+          const backward_scores<T, true> tile(p, w.batch, head);
           register_tile<T, C::block_q> slope;
-          tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+          const bool hidden = s.notes.tile.note[query.last()].hides(wg);
+          tile.weigh(scores, slope, i * C::block_q, w.key + mine, hidden, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
           map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
           tile.differentiate_cap(scores, slope);
         }
@@ -158,7 +188,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, mine), g, 0);
         mma_commit();
-        if constexpr (!C::modified) {
+        if constexpr (!modified) {
           mma_wait<1>();
           mma_done(scores);
           load_columns(logsumexp2, s.logsumexp2[query.last()]);
@@ -166,7 +196,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           if constexpr (masked) zero_unless(scores, visible);
         }
         auto add_values = [&] {
-          if constexpr (!C::modified) convert(weights, scores);
+          if constexpr (!modified) convert(weights, scores);
           mma_begin(value_gradient, weights);
           mma_AB(value_gradient, weights, g, 1);
           mma_commit();
@@ -179,7 +209,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         }
         mma_done(score_gradient);
         load_columns(delta, s.delta[gradient.last()]);
-        if constexpr (C::modified)
+        if constexpr (modified)
           map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         else
           map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
@@ -222,36 +252,41 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_done(key_gradient);
         query.release();
       };
-      [[maybe_unused]] bool taken = false;
       constexpr std::true_type yes;
       constexpr std::false_type no;
+      constexpr backward_kind<backward_block::plain> plain;
+      constexpr backward_kind<backward_block::cut> cut;
       const bool any = blocks.first < blocks.end;
-      if constexpr (late)
-        if (any) {
-          if (blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
-            step(first_head, blocks.first, yes, yes);
+      if constexpr (C::modified) {
+        const int beyond = w.key + C::block_k;
+        const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && beyond <= p.keys_of(w.batch);
+        for (bool last = false; !last;) {
+          const auto& q = next_query();
+          const backward_note note = s.notes.tile.note[query.last()];
+          const int head = uniform(note.head), i = uniform(note.block);
+          last = uniform(note.last());
+          if (uniform(whole && !note.hides(wg) && i >= blocks.plain_first && i < blocks.plain_end))
+            step(q, head, i, plain, no);
           else
-            step(first_head, blocks.first, no, yes);
+            step(q, head, i, backward_kind<backward_block::modified>{}, no);
         }
-      for (int n = 0; n < p.group; n++) {
-        const int head = first_head + n;
-        int i = blocks.first;
-        if constexpr (!late)
-          if (n > 0) sums = sums_at(head, i - 1);
-        if (late && n == 0 && any) i++;
-        if constexpr (C::modified) {
-          for (; i < blocks.end; i++) {
-            if (p.skips(w, head, i, taken)) {
-              sums.advance(p.sum_step);
-              continue;
-            }
-            taken = true;
-            step(head, i, yes, no);
+      } else {
+        if constexpr (late)
+          if (any) {
+            if (blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
+              step(next_query(), first_head, blocks.first, cut, yes);
+            else
+              step(next_query(), first_head, blocks.first, plain, yes);
           }
-        } else {
-          for (; i < blocks.plain_first; i++) step(head, i, yes, no);
-          for (; i < blocks.plain_end; i++) step(head, i, no, no);
-          for (; i < blocks.end; i++) step(head, i, yes, no);
+        for (int n = 0; n < p.group; n++) {
+          const int head = first_head + n;
+          int i = blocks.first;
+          if constexpr (!late)
+            if (n > 0) sums = sums_at(head, i - 1);
+          if (late && n == 0 && any) i++;
+          for (; i < blocks.plain_first; i++) step(next_query(), head, i, cut, no);
+          for (; i < blocks.plain_end; i++) step(next_query(), head, i, plain, no);
+          for (; i < blocks.end; i++) step(next_query(), head, i, cut, no);
         }
       }
       if constexpr (late)

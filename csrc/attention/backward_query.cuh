@@ -19,6 +19,7 @@ template <class C> struct backward_query_shared {
   typename shapes::owned_gradient gradient[1];
   typename shapes::key_block key[C::key_stages];
   typename shapes::value_block value[C::value_stages];
+  kittens::optional_tile<backward_notes<C::key_stages>, C::modified> notes;
   kittens::ring_flags<1> query_flags, gradient_flags;
   kittens::ring_flags<C::key_stages> key_flags;
   kittens::ring_flags<C::value_stages> value_flags;
@@ -49,9 +50,17 @@ template <class C> struct backward_query_kernel {
         const backward_query_work<C>& w = mail.send(backward_query_work<C>(p, tile));
         query.load(p.query, {w.row, w.head, w.batch});
         gradient.load(p.grad_output, {w.row, w.head, w.batch});
-        KITTENS_NO_UNROLL for (int j = p.next(w, w.first, false); j < w.end; j = p.next(w, j + 1, true)) {
-          key.load(p.key, {j * C::block_n, w.head / p.group, w.batch});
-          value.load(p.value, {j * C::block_n, w.head / p.group, w.batch});
+        int j = p.next(w, w.first);
+        if (j == w.end) j--;  // one is taken in any case: all warps of a warpgroup must meet
+        KITTENS_NO_UNROLL while (j < w.end) {
+          const int after = p.next(w, j + 1);
+          const place where{j * C::block_n, w.head / p.group, w.batch};
+          if constexpr (C::modified)
+            key.load_with(s.notes.tile.note, note(p, w, j, after == w.end), p.key, where);
+          else
+            key.load(p.key, where);
+          value.load(p.value, where);
+          j = after;
         }
       }
       mail.send({});
@@ -83,15 +92,27 @@ template <class C> struct backward_query_kernel {
       auto& q = query.wait();
       auto& g = gradient.wait();
 
+      [[maybe_unused]] backward_note block;  // modified: whose scores there are
+      auto make_plain_gradients = [&] {
+        exp2_rows(scores, logsumexp2, p.scale_log2);
+        map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
+      };
       auto make_gradients = [&](int j) {
+        const int column = j * C::block_n;
+        const bool cut = column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63);
         if constexpr (C::modified) {
-          const backward_scores<T, false> tile(p, w.batch, w.head, row, j * C::block_n);
-          slope_in_weights slope;
-          tile.weigh(scores, slope, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
-          map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+          const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && column + C::block_n <= p.keys_of(w.batch);
+          if (uniform(whole && !cut && !block.hides(wg))) {
+            make_plain_gradients();
+          } else {
+            const backward_scores<T, false> tile(p, w.batch, w.head);
+            slope_in_weights slope;
+            tile.weigh(scores, slope, row, column, block.hides(wg), [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
+            map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+          }
           convert(rounded_gradient, score_gradient);
           // Hidden keys have score gradients of 0, and 0 times a NaN would be NaN. A row that sees a NaN has one without it.
-          if (p.hides_keys) {
+          if (block.hides_any() || p.rules.given.bias || column + C::block_n > p.keys_of(w.batch)) {
             auto& k = key.current();
             if (any_not_finite(k)) {
               constexpr int half = C::block_n / consumers;
@@ -101,10 +122,8 @@ template <class C> struct backward_query_kernel {
             }
           }
         } else {
-          exp2_rows(scores, logsumexp2, p.scale_log2);
-          map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
-          const int column = j * C::block_n;
-          if (column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63)) {
+          make_plain_gradients();
+          if (cut) {
             const backward_visible visible(p.mask, column, row);
             zero_unless(score_gradient, [&](int r, int c) { return visible(c, r); });
           }
@@ -112,10 +131,10 @@ template <class C> struct backward_query_kernel {
         }
       };
 
-      const int first = uniform(p.next(w, w.first, false)), end = uniform(w.end);
       {
         auto& k = key.wait();
         auto& v = value.wait();
+        if constexpr (C::modified) block = s.notes.tile.note[key.last()];
         mma_begin(scores, score_gradient);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_ABt(score_gradient, rows_of(g, wg * 64), v, 0);
@@ -124,13 +143,14 @@ template <class C> struct backward_query_kernel {
         mma_done(scores, score_gradient);
         value.release();
       }
-      make_gradients(first);
+      make_gradients(C::modified ? block.block : w.first);
       fill(query_gradient, real(0));
-      for (int j = p.next(w, first + 1, true); j < end; j = p.next(w, j + 1, true)) {
+      auto step = [&](int j) {
         const int mine = uniform(wg * 64);  // anew in each step: descriptors made from it would else be kept in registers
         auto& before = key.current();
         auto& k = key.wait();
         auto& v = value.wait();
+        if constexpr (C::modified) j = (block = s.notes.tile.note[key.last()]).block;
         my_turn.sync();
         mma_begin(query_gradient, rounded_gradient, scores, score_gradient);
         mma_AB(query_gradient, rounded_gradient, before, 1);
@@ -143,7 +163,11 @@ template <class C> struct backward_query_kernel {
         key.release();
         value.release();
         make_gradients(j);
-      }
+      };
+      if constexpr (C::modified)
+        while (!uniform(block.last())) step(0);
+      else
+        for (int j = uniform(w.first) + 1, end = uniform(w.end); j < end; j++) step(j);
       mma_begin(query_gradient, rounded_gradient);
       mma_AB(query_gradient, rounded_gradient, key.current(), 1);
       mma_commit();
@@ -162,6 +186,14 @@ template <class C> struct backward_query_kernel {
     }
     if (wg == 0) my_turn.sync();  // takes the last turn that was passed on
     store_wait_all();
+  }
+
+ private:
+  static KITTENS_INLINE backward_note note(const params& p, const backward_query_work<C>& w, int block, bool last) {
+    unsigned flags = last ? backward_note::is_last : 0;
+    KITTENS_NO_UNROLL for (int part = 0; part < consumers; part++)
+      if (!p.rules.template is_full<C::block_n>(w.batch, w.head, w.row + part * class_tile, block * C::block_n)) flags |= 1u << part;
+    return {w.head, block, flags};
   }
 };
 

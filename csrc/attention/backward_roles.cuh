@@ -24,6 +24,7 @@ template <class C, bool SumsQuery> struct backward_roles_shared {
   kittens::shared_tile<typename C::element, 64, C::block_q> weights[2];
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
   kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
+  kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
   kittens::ring_flags<C::stages> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
@@ -57,21 +58,20 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
   using T = typename C::element;
   using real = typename C::real;
 
-  // Walks the steps of a tile: the query blocks that see it, of each head of the group in turn.
+  // Walks the steps of a tile: the query blocks that see it, of each head of the group in turn. A step tells whether it was the tile's last, which
+  // counts in the modified class, where the producer leaves steps out and says so with the tiles of Q.
   template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, int part, Step step) {
     const backward_key_blocks<C> blocks(p, w);
-    bool taken = false;
-    for (int n = 0; n < p.group; n++) {
-      const int head = w.head * p.group + n;
-      const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + blocks.first - 1;
-      kittens::tile_sums<real, false> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
-      for (int i = blocks.first; i < blocks.end; i++) {
-        if (p.skips(w, head, i, taken)) {
-          sums.advance(p.sum_step);
-          continue;
-        }
-        taken = true;
-        step(sums, head, i, i < blocks.plain_first || i >= blocks.plain_end);
+    if constexpr (C::modified) {
+      kittens::tile_sums<real, false> none(nullptr);
+      while (!step(none, blocks, 0, 0)) {
+      }
+    } else {
+      for (int n = 0; n < p.group; n++) {
+        const int head = w.head * p.group + n;
+        const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + blocks.first - 1;
+        kittens::tile_sums<real, false> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
+        for (int i = blocks.first; i < blocks.end; i++) step(sums, blocks, head, i);
       }
     }
   }
@@ -97,9 +97,16 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(value_gradient, real(0));
-      walk(p, w, 0, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
+      walk(p, w, 0, [&](tile_sums<real, false>& sums, const backward_key_blocks<C>& blocks, [[maybe_unused]] int head, int i) {
         gradient.follow(query);
         auto& q = query.wait();
+        [[maybe_unused]] backward_note note;
+        if constexpr (C::modified) {
+          note = s.notes.tile.note[query.last()];
+          head = uniform(note.head);
+          i = uniform(note.block);
+        }
+        const bool masked = i < blocks.plain_first || i >= blocks.plain_end;
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, 0), q, 0);
         mma_commit();
@@ -112,14 +119,22 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
           named_barrier{weights_stored + buffer, consumers}.arrive();
         };
         if constexpr (C::modified) {
-          const backward_scores<T, true> tile(p, w.batch, head, i * C::block_q, w.key);
-          register_tile<T, C::block_q> slope;
-          tile.weigh(scores, slope, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
-          query.release();
-          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
-          tile.differentiate_cap(scores, slope);
-          convert(slope, scores);  // the signed weights: what the other makes score gradients of
-          hand_over(slope);
+          const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && w.key + C::block_k <= p.keys_of(w.batch);
+          if (uniform(whole && !masked && !note.hides(0))) {
+            exp2_columns(scores, logsumexp2, p.scale_log2);
+            query.release();
+            convert(weights, scores);
+            hand_over(weights);
+          } else {
+            const backward_scores<T, true> tile(p, w.batch, head);
+            register_tile<T, C::block_q> slope;
+            tile.weigh(scores, slope, i * C::block_q, w.key, note.hides(0), [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+            query.release();
+            map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
+            tile.differentiate_cap(scores, slope);
+            convert(slope, scores);  // the signed weights: what the other makes score gradients of
+            hand_over(slope);
+          }
         } else {
           exp2_columns(scores, logsumexp2, p.scale_log2);
           query.release();
@@ -152,6 +167,10 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
           gradient.release();
         }
         buffer ^= 1;
+        if constexpr (C::modified)
+          return uniform(note.last()) != 0;
+        else
+          return false;
       });
 
       named_barrier{met, consumers}.sync();
@@ -188,7 +207,8 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& k = key.wait();
       auto& v = value.wait();
       fill(key_gradient, real(0));
-      walk(p, w, 1, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
+      walk(p, w, 1, [&](tile_sums<real, false>& sums, const backward_key_blocks<C>& blocks, [[maybe_unused]] int head, int i) {
+        [[maybe_unused]] bool last = false;
         gradient.follow(query);
         auto& g = gradient.wait();
         mma_begin(score_gradient);
@@ -197,6 +217,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         load_columns(delta, s.delta[gradient.last()]);
         mma_wait<0>();
         mma_done(score_gradient);
+        const bool masked = i < blocks.plain_first || i >= blocks.plain_end;
         named_barrier{weights_stored + buffer, consumers}.sync();
         load(weights, rows_of(s.weights[buffer], 0));
         named_barrier{weights_read + buffer, consumers}.arrive();
@@ -231,6 +252,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
           sums.add(query_gradient);
         } else {
           auto& q = query.wait();
+          if constexpr (C::modified) last = uniform(s.notes.tile.note[query.last()].last());
           mma_begin(key_gradient, rounded_gradient);
           mma_AB(key_gradient, rounded_gradient, q, 1);
           mma_commit();
@@ -239,6 +261,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
           query.release();
         }
         buffer ^= 1;
+        return last;
       });
 
       named_barrier{met, consumers}.sync();

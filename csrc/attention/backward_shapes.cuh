@@ -82,7 +82,6 @@ template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens
 template <class C, bool modified = C::modified> struct backward_modification {};
 template <class C> struct backward_modification<C, true> {
   score_rules<typename C::element> rules;
-  bool hides_keys;  // so that no product may meet what lies there
 
   // Whether the mask is known to hide all of the keys from all of the rows.
   template <int Rows, int Keys> KITTENS_INLINE bool hides(int batch, int head, int row, int key) const {
@@ -140,13 +139,15 @@ template <class C> struct backward_key_params : backward_problem<C> {
   int steps;        // query blocks of a head
   int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
 
-  // Whether a step of a tile is passed over. One is taken in any case, the last one if need be: all warps of a warpgroup must meet.
-  template <class Work> KITTENS_INLINE bool skips(const Work& w, int head, int step, bool taken) const {
-    if constexpr (C::modified) {
-      if (!taken && step == w.end - 1 && head == (w.head + 1) * this->group - 1) return false;
-      return this->template hides<C::block_q, C::block_k>(w.batch, head, step * C::block_q, w.key);
+  // Modified: of the steps of a tile, counted through all heads of the group, the first one from `step` on that the mask does not hide as a whole;
+  // their number where there is none.
+  template <class Work> KITTENS_INLINE int next(const Work& w, int step) const {
+    const int count = w.end - w.first, steps = count * this->group;
+    KITTENS_NO_UNROLL for (; step < steps; step++) {
+      const int n = step / count;
+      if (!this->template hides<C::block_q, C::block_k>(w.batch, w.head * this->group + n, (w.first + step - n * count) * C::block_q, w.key)) break;
     }
-    return false;
+    return step;
   }
 };
 
@@ -212,12 +213,10 @@ template <class C> struct backward_query_params : backward_problem<C> {
   kittens::tile_map<typename shapes::value_block> value;
   kittens::tile_map<typename shapes::key_rows> grad_query;
 
-  // The first block of keys from j on that is not passed over. One is taken in any case, as above.
-  template <class Work> KITTENS_INLINE int next(const Work& w, int j, bool taken) const {
+  // The first block of keys from j on that the mask does not hide as a whole.
+  template <class Work> KITTENS_INLINE int next(const Work& w, int j) const {
     if constexpr (C::modified)
-      KITTENS_NO_UNROLL while (j < w.end - (taken ? 0 : 1) &&
-                               this->template hides<C::block_m, C::block_n>(w.batch, w.head, w.row, j * C::block_n))
-        j++;
+      KITTENS_NO_UNROLL while (j < w.end && this->template hides<C::block_m, C::block_n>(w.batch, w.head, w.row, j * C::block_n)) j++;
     return j;
   }
 };

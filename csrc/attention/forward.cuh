@@ -66,6 +66,8 @@ template <class C> struct plain_forward_params {
   int heads, group, length_q, row_tiles, tiles;
   int heads_in_l2;  // heads whose K and V stay in the second-level cache together
   kittens::tile_counter* counter;
+  const real* sinks;  // over (head), or null: a score of every row that has no value
+  int64_t sink_stride;
 };
 // A base and no empty member: nvcc lays out [[no_unique_address]] differently for the host and for the GPU.
 template <class C> struct modified_forward_params : plain_forward_params<C> {
@@ -73,11 +75,29 @@ template <class C> struct modified_forward_params : plain_forward_params<C> {
 };
 template <class C> using forward_params = std::conditional_t<C::modified, modified_forward_params<C>, plain_forward_params<C>>;
 
+// What the producer tells with a block of keys, in the modified class.
+struct block_note {
+  static constexpr unsigned holds_unseen = 8, is_first = 16, is_last = 32;
+  int block;
+  unsigned flags;  // bit w: the mask may hide keys from rows of consumer w
+
+  KITTENS_INLINE bool hides(int consumer) const { return flags >> consumer & 1; }
+  KITTENS_INLINE bool may_hold_unseen() const { return flags & holds_unseen; }  // keys that no row sees
+  KITTENS_INLINE bool first() const { return flags & is_first; }                // of its tile
+  KITTENS_INLINE bool last() const { return flags & is_last; }
+};
+template <class C> struct block_notes {
+  block_note note[C::stages];
+};
+
 // What a tile is: its rows, head and batch, and the key blocks it visits. The producer works it out and sends it to the consumers.
 // Full: row tiles of one head follow each other. Interval: longest rows first, over as many heads as the second-level cache holds.
 template <class C> struct forward_work {
+  using real = typename forward_params<C>::real;
   int row, head, batch;
   int first, end = 0;  // key blocks first <= j < end; end 0: no more tiles
+  int end_key;         // modified: keys from here on are hidden
+  real sink;           // in base 2; -infinity where there is none
 
   KITTENS_INLINE forward_work() {}
   KITTENS_INLINE forward_work(const forward_params<C>& p, int tile) {
@@ -95,6 +115,7 @@ template <class C> struct forward_work {
     row = row_tile * C::block_m;
     batch = rest / p.heads;
     head = rest - batch * p.heads;
+    sink = p.sinks ? p.sinks[head * p.sink_stride] * real(1.4426950408889634) : -kittens::infinity<real>();
     if constexpr (C::interval) {
       const int last_row = (row + C::block_m < p.length_q ? row + C::block_m : p.length_q) - 1;
       int last_end = p.mask.end_key(last_row), first_key = p.mask.first_key(row);
@@ -119,6 +140,23 @@ template <class C> struct forward_work {
     return j;
   }
 
+  // What consumers must know of block j (modified): found out here, since the producer has the time to wait for it.
+  KITTENS_INLINE block_note note(const forward_params<C>& p, int j) const {
+    const int key = j * C::block_n;
+    unsigned flags = (j == end - 1 ? block_note::is_first : 0) | (j == first ? block_note::is_last : 0);
+    bool all_seen = !p.rules.classes.seen;
+    KITTENS_NO_UNROLL for (int w = 0; w < C::consumers; w++) {
+      const int from = row + w * class_tile, last = (from + class_tile < p.length_q ? from + class_tile : p.length_q) - 1;
+      const bool full = p.rules.template is_full<C::block_n>(batch, head, from, key);
+      if (!full) flags |= 1u << w;
+      // The last of these rows sees every key of the block.
+      if (full && from <= last && p.mask.first_key(last) <= key && p.mask.end_key(last) >= (key + C::block_n < p.rules.keys ? key + C::block_n : p.rules.keys))
+        all_seen = true;
+    }
+    if (!all_seen || p.rules.lies_beyond(key, key + C::block_n, end_key)) flags |= block_note::holds_unseen;
+    return {j, flags};
+  }
+
  private:
   KITTENS_INLINE bool is_empty(const forward_params<C>& p, int j) const {
     bool empty = true;
@@ -128,7 +166,7 @@ template <class C> struct forward_work {
   }
   // The keys that the key length and the classes of the tile's rows leave.
   KITTENS_INLINE void narrow(const forward_params<C>& p, int& first_key, int& last_end) {
-    const int end_key = p.rules.end_key(batch);
+    end_key = p.rules.end_key(batch);
     if (last_end > end_key) last_end = end_key;
     if (!p.rules.classes.tiles) return;
     int begin = last_end, stop = 0;
@@ -169,6 +207,7 @@ template <class C> struct forward_shared {
   typename forward_tiles<C>::key key[C::stages];
   typename forward_tiles<C>::value value[C::stages];
   kittens::optional_tile<typename forward_tiles<C>::output, !C::output_in_query> output;
+  kittens::optional_tile<block_notes<C>, C::modified> notes;
   kittens::ring_flags<C::query_stages> query_flags;
   kittens::ring_flags<C::stages> key_flags, value_flags;
   kittens::mailbox<forward_work<C>, 4> mail;  // the producer sends the next tile while consumers hold this one and the one before
@@ -206,8 +245,12 @@ template <class C> struct forward_kernel {
       };
       auto load_block = [&](const forward_work<C>& w, int j) {
         value.follow(key);
-        key.load(p.key, {j * C::block_n, w.head / p.group, w.batch});
-        value.load(p.value, {j * C::block_n, w.head / p.group, w.batch});
+        const place where{j * C::block_n, w.head / p.group, w.batch};
+        if constexpr (C::modified)
+          key.load_with(s.notes.tile.note, w.note(p, j), p.key, where);
+        else
+          key.load(p.key, where);
+        value.load(p.value, where);
       };
       int tile = cta.index;
       const forward_work<C>* w = &mail.make(p, tile);
@@ -240,6 +283,7 @@ template <class C> struct forward_kernel {
     register_tile<T, C::block_n> weights;
     register_tile<real, C::value_dim> output;
     row_vector<real> maximum, sum, shift, rescale, block_sum;
+    [[maybe_unused]] block_note block;  // modified: whose scores there are
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
     auto skipped = [&](const forward_work<C>& w) { return C::skips ? uniform(w.end - forward_blocks<C>(p, w, w.row + wg * 64).end) : 0; };
@@ -247,6 +291,7 @@ template <class C> struct forward_kernel {
       auto& q = query.wait();
       KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) key.skip();
       auto& k = key.wait();
+      if constexpr (C::modified) block = s.notes.tile.note[key.last()];
       mma_begin(scores);
       mma_ABt(scores, rows_of(q, wg * 64), k, 0);
       mma_commit();
@@ -268,10 +313,7 @@ template <class C> struct forward_kernel {
         else
           return p.scale_log2;
       };
-      if constexpr (C::modified)
-        fill(maximum, p.rules.sink(w.head));
-      else
-        fill(maximum, -infinity<real>());
+      fill(maximum, -infinity<real>());
       fill(sum, real(0));
 
       auto mask = [&](int j) {
@@ -299,47 +341,43 @@ template <class C> struct forward_kernel {
           map(sum, sum, block_sum, [](real a, real b) { return a + b; });
         }
       };
-      [[maybe_unused]] int end_key = 0;  // modified: keys from here on are hidden
-      if constexpr (C::modified) end_key = p.rules.end_key(w.batch);
-      [[maybe_unused]] int held = blocks.end - 1;  // modified: the block whose weights have not met its values yet
-      [[maybe_unused]] bool begun = false;         // modified: the output holds something
-      [[maybe_unused]] auto weigh = [&](int j, bool first_block) {  // modified: the weights of block j from its scores
+      [[maybe_unused]] auto weigh = [&] {  // modified: the weights of the block from its scores
         if constexpr (C::modified) {
-          const score_place at{uniform(w.batch), uniform(w.head), uniform(row), uniform(j * C::block_n)};
+          const score_place at{uniform(w.batch), uniform(w.head), uniform(row), uniform(block.block * C::block_n)};
           const auto first = [&](int r) { return p.mask.first_key(row + r) - at.key; };
           const auto end = [&](int r) {
             const int last = p.mask.end_key(row + r);
-            return (last < end_key ? last : end_key) - at.key;
+            return (last < w.end_key ? last : w.end_key) - at.key;
           };
-          const bool cut = first(63) > 0 || end(0) < C::block_n, masked = p.rules.template mask_hides<C::block_n>(at);
+          const bool cut = first(63) > 0 || end(0) < C::block_n, masked = block.hides(wg);
           const bool plain = !cut && !masked && p.rules.scores_are_plain();  // the scores may stay as they are
           if (!plain) p.rules.modify(scores, at);
           if (cut) keep_columns(scores, first, end);
           if (masked) p.rules.hide(scores, at);
           // A row without a reference has seen no key yet.
           map(rescale, maximum, [](real m) { return -m; });
-          bool renew = first_block || any_above(rescale, real(3.4e38));
+          bool renew = block.first() || any_above(rescale, real(3.4e38));
           if (!renew) {
             exp2_into(weights, scores, shift, plain ? p.scale_log2 : real(1), block_sum);
             renew = any_above(block_sum, weight_limit<T>());
           }
           if (renew) {
             if (plain) map(scores, [&](real x) { return x * p.scale_log2; });
-            renew_reference(first_block);
+            renew_reference(block.first());
           } else {
             map(sum, sum, block_sum, [](real a, real b) { return a + b; });
           }
-          if (p.rules.given.dropout_state) p.rules.drop(weights, at, p.heads);
+          if (p.rules.given.dropout_state) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
         }
       };
-      // Zero times NaN is NaN: the values of keys that no row sees become zero, each warpgroup its share of the rows.
+      // Zero times NaN is NaN: the values of keys that no row sees become zero, two warpgroups take half of the rows each.
       auto clear_unseen = [&](auto& v) {
         if constexpr (C::modified) {
-          constexpr int share = C::block_n / C::consumers;
-          const int key = held * C::block_n;
-          const auto unseen = [&](int r) { return p.rules.key_is_unseen(w.batch, w.head, key + r, end_key); };
-          if (p.rules.may_hold_unseen(key, key + C::block_n, end_key) && any_of<C::block_n>(unseen)) {
-            zero_rows<share>(rows_of(v, wg * share), [&](int r) { return unseen(wg * share + r); });
+          constexpr int half = C::block_n / 2;
+          const int key = block.block * C::block_n;
+          const auto unseen = [&](int r) { return p.rules.key_is_unseen(w.batch, w.head, key + r, w.end_key); };
+          if (block.may_hold_unseen() && any_of<C::block_n>(unseen)) {
+            if (wg < 2) zero_rows<half>(rows_of(v, wg * half), [&](int r) { return unseen(wg * half + r); });
             publish({first_turn + C::consumers, C::consumers});
           }
         }
@@ -348,9 +386,11 @@ template <class C> struct forward_kernel {
         auto& v = value.wait();
         clear_unseen(v);
         auto& k = key.wait();
+        const bool more_than_first = C::modified ? !block.first() : j < blocks.end - 2;
+        if constexpr (C::modified) block = s.notes.tile.note[key.last()];
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
-        mma_AB(output, weights, v, C::modified ? begun : j < blocks.end - 2);
+        mma_AB(output, weights, v, more_than_first);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_commit();
         if constexpr (C::take_turns) next_turn.arrive();
@@ -358,10 +398,8 @@ template <class C> struct forward_kernel {
         mma_done(scores, output);
         value.release();
         key.release();
-        if constexpr (C::modified) {  // the weights come from weigh()
-          held = j;
-          begun = true;
-        } else if constexpr (masked) {
+        if constexpr (C::modified) return;  // the weights come from weigh()
+        if constexpr (masked) {
           mask(j);
           renew_reference(false);
         } else {
@@ -380,9 +418,8 @@ template <class C> struct forward_kernel {
       int j = blocks.end - 1;
       if constexpr (C::modified) {
         KITTENS_NO_UNROLL for (;;) {  // weigh() is long: it stands here once
-          weigh(j, !begun);
-          j = w.before(p, j);
-          if (j < w.first) break;
+          weigh();
+          if (block.last()) break;
           step(j, std::true_type{});
         }
       } else {
@@ -405,17 +442,18 @@ template <class C> struct forward_kernel {
         mma_done(output);
         value.release();
         row_sum_finish(sum);
-        if constexpr (C::modified) {
-          const real sink = p.rules.sink(w.head);
-          map(sum, sum, maximum, [&](real l, real m) { return m == -infinity<real>() ? l : l + kittens::exp2(sink - m); });
-          map(rescale, sum, [&](real l) { return l == real(0) ? real(0) : p.rules.keep_scale / l; });
-        } else {
-          map(rescale, sum, [](real l) { return l == real(0) ? real(0) : real(1) / l; });
-        }
-        map_rows(output, rescale, [](real x, real f) { return f == real(0) ? real(0) : x * f; });
-        map(sum, sum, maximum, [&](real l, real m) {
-          return l == real(0) ? -infinity<real>() : m * scale() * real(0.6931471805599453) + kittens::log(l);
+        // The sink joins the sum, against the larger of it and the reference.
+        const real sink = w.sink;
+        map(shift, maximum, [&](real m) { return m * scale() > sink ? m * scale() : sink == -infinity<real>() ? real(0) : sink; });
+        map(rescale, maximum, shift, [&](real m, real s) { return kittens::exp2(m * scale() - s); });
+        map(sum, sum, rescale, [](real l, real f) { return l * f; });
+        map(sum, sum, shift, [&](real l, real s) { return l + kittens::exp2(sink - s); });
+        map(rescale, rescale, sum, [&](real f, real l) {
+          if constexpr (C::modified) f *= p.rules.keep_scale;
+          return l == real(0) ? real(0) : f / l;
         });
+        map_rows(output, rescale, [](real x, real f) { return f == real(0) ? real(0) : x * f; });
+        map(sum, sum, shift, [&](real l, real s) { return l == real(0) ? -infinity<real>() : s * real(0.6931471805599453) + kittens::log(l); });
         store_rows(p.logsumexp + (static_cast<int64_t>(w.batch) * p.heads + w.head) * p.length_q + row, sum, p.length_q - row);
         register_tile<T, C::output_columns> rounded;
         if constexpr (C::output_in_query) {

@@ -50,7 +50,6 @@ template <class C> struct backward_launch {
     p.counter = counter;
     if constexpr (C::modified) {
       p.rules = score_rules<typename C::element>(a.modifiers, a.classes, a.scale, length_q, a.mask.length_k, 0);
-      p.hides_keys = a.modifiers.mask || a.modifiers.bias || a.modifiers.key_lengths;
     }
   }
 

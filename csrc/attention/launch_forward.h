@@ -40,6 +40,8 @@ template <class C> const char* launch_forward(const forward_arguments& a, const 
   p.tiles = static_cast<int>(a.query.size[0] * p.heads * p.row_tiles);
   p.heads_in_l2 = heads_that_share_l2(a, sizeof(typename C::element));
   p.counter = a.counter;
+  p.sinks = static_cast<const real*>(a.modifiers.sinks);
+  p.sink_stride = a.modifiers.sink_stride;
   if constexpr (C::modified)
     p.rules = {a.modifiers, a.classes, a.scale, p.length_q, static_cast<int>(p.mask.length_k), a.mask.start};
   return kittens::launch<forward_kernel<C>>(p, a.grid, execution);

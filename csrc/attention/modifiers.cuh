@@ -38,35 +38,26 @@ template <class Element> struct score_rules {
     const int length = given.key_lengths[batch];
     return length < keys ? (length > 0 ? length : 0) : keys;
   }
-  KITTENS_INLINE real sink(int head) const {
-    return given.sinks ? static_cast<const real*>(given.sinks)[head * given.sink_stride] * log2_e : -kittens::infinity<real>();
-  }
 
   // Whether no row sees the key: what is there, NaN included, must not reach a product with the weights.
   KITTENS_INLINE bool key_is_unseen(int batch, int head, int key, int end) const {
     return key < keys && (key < first_key || key >= end || (classes.seen && !classes.key_is_seen(batch, head, key)));
   }
-  // False only if every key of `first` <= key < `last` is seen.
-  KITTENS_INLINE bool may_hold_unseen(int first, int last, int end) const {
-    return first < first_key || (last < keys ? last : keys) > end || classes.seen;
+  // Whether some of the caller's keys first <= key < last lie where no row sees them, whatever the mask.
+  KITTENS_INLINE bool lies_beyond(int first, int last, int end) const { return first < first_key || (last < keys ? last : keys) > end; }
+
+  // What is known of 64 rows from `row` on and the keys first <= key < first + Keys: rows and keys beyond the tensor's count as either.
+  template <int Keys> KITTENS_INLINE bool is_empty(int batch, int head, int row, int first) const {
+    return all_are<Keys>(tile_empty, batch, head, row, first);
+  }
+  // The mask hides none of them.
+  template <int Keys> KITTENS_INLINE bool is_full(int batch, int head, int row, int first) const {
+    return !given.mask || row >= rows || (classes.tiles && all_are<Keys>(tile_full, batch, head, row, first));
   }
 
-  // What is known of 64 rows from `row` on and the keys first <= key < first + Keys.
-  template <int Keys> KITTENS_INLINE bool is_empty(int batch, int head, int row, int first) const {
-    bool empty = true;
-    const unsigned char* tiles = classes.tiles + classes.row_of_tiles(batch, head, row) * classes.key_tiles;
-    KITTENS_UNROLL for (int tile = first / class_tile; tile < (first + Keys) / class_tile; tile++)
-      empty &= tile >= classes.key_tiles || tiles[tile] == tile_empty;
-    return empty;
-  }
-  // Whether the mask may hide one of those keys.
-  template <int Keys> KITTENS_INLINE bool mask_hides(score_place at) const {
-    if (!given.mask || at.row >= rows) return false;  // rows beyond the tensor come to nothing
-    bool full = classes.tiles != nullptr;
-    const unsigned char* tiles = classes.tiles + classes.row_of_tiles(at.batch, at.head, at.row) * classes.key_tiles;
-    KITTENS_UNROLL for (int tile = at.key / class_tile; tile < (at.key + Keys) / class_tile; tile++)
-      full = full && (tile >= classes.key_tiles || tiles[tile] == tile_full);
-    return !full;
+  KITTENS_INLINE real steep(int batch, int head) const {
+    if (!given.alibi_slopes) return real(0);
+    return static_cast<const real*>(given.alibi_slopes)[batch * given.alibi_stride[0] + head * given.alibi_stride[1]] * log2_e;
   }
 
   // Whether the scores of a block of which every row sees all keys are scale q.k alone.
@@ -85,7 +76,7 @@ template <class Element> struct score_rules {
         add_bias(scores, static_cast<const Element*>(given.bias), at);
     }
     if (given.alibi_slopes) {
-      const real slope = log2_e * static_cast<const real*>(given.alibi_slopes)[at.batch * given.alibi_stride[0] + at.head * given.alibi_stride[1]];
+      const real slope = steep(at.batch, at.head);
       const int diagonal = at.row + given.diagonal - at.key;
       map_pairs(scores, [&](int row, int key, real& x, real& y) {
         const int distance = row + diagonal - key;
@@ -114,14 +105,28 @@ template <class Element> struct score_rules {
     });
   }
 
+  // What dropout says in one (batch, head), or nothing of interest without it.
+  KITTENS_INLINE dropout_rule dropout(int batch, int head, int heads) const {
+    const int64_t* state = given.dropout_state;
+    const uint64_t seed = state ? static_cast<uint64_t>(state[0]) : 0, offset = state ? static_cast<uint64_t>(state[1]) : 0;
+    const auto word = [](uint64_t x) { return static_cast<uint32_t>(kittens::uniform(static_cast<int>(x))); };
+    return {word(seed), word(seed >> 32), word(offset), word(batch * heads + head), given.dropout_threshold};
+  }
   // Weights that dropout does not keep become zero.
-  template <int Keys> KITTENS_INLINE void drop(kittens::register_tile<Element, Keys>& weights, score_place at, int heads) const {
-    const dropout_rule rule{static_cast<uint64_t>(given.dropout_state[0]), static_cast<uint32_t>(given.dropout_state[1]),
-                            static_cast<uint32_t>(at.batch * heads + at.head), given.dropout_threshold};
-    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); });
+  template <int Keys> KITTENS_INLINE void drop(kittens::register_tile<Element, Keys>& weights, const dropout_rule& rule, score_place at) const {
+    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); },
+               [&](uint32_t pair) { return dropout_verdict(pair, rule.complement); });
   }
 
  private:
+  template <int Keys> KITTENS_INLINE bool all_are(tile_class kind, int batch, int head, int row, int first) const {
+    bool all = true;
+    const unsigned char* tiles = classes.tiles + classes.row_of_tiles(batch, head, row) * classes.key_tiles;
+    KITTENS_UNROLL for (int tile = first / class_tile; tile < (first + Keys) / class_tile; tile++)
+      all &= tile >= classes.key_tiles || tiles[tile] == kind;
+    return all;
+  }
+
   // Rows and keys of a tile beyond the tensor's: any value does.
   KITTENS_INLINE int64_t row_of(int row) const { return row < rows ? row : rows - 1; }
   KITTENS_INLINE int64_t key_of(int key) const { return key < keys ? key : keys - 1; }

@@ -28,9 +28,8 @@ struct score_modifiers {
   int diagonal = 0;  // Lk - Lq of the caller's tensors
   int start = 0;     // the kernel's key 0 is this one of the caller's, whose keys all of the above counts
 
-  bool any() const {
-    return mask || bias || key_lengths || alibi_slopes || sinks || dropout_state || softcap != 0;
-  }
+  // Whether any of it is more than sinks, which every class has.
+  bool any() const { return mask || bias || key_lengths || alibi_slopes || dropout_state || softcap != 0; }
 };
 
 // Where a (batch, head, row, key) lies, with the caller's key.

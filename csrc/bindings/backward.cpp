@@ -24,9 +24,11 @@ struct backward_call {
   int64_t corner, window_left, window_right;
   bool need_query, need_key, need_value, deterministic;
   int64_t configuration;
-  const modifier_inputs* modifiers = nullptr;  // of the modified class alone
+  const modifier_inputs* modifiers = nullptr;  // of the ops with modifiers
   bool need_bias = false;
 
+  // Whether the modified kernels are needed: sinks alone are in the logsumexp.
+  bool modifies() const { return modifiers && modifiers_of(*modifiers, query, key).any(); }
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
   backward_request request() const {
     backward_request r{need_query, need_key || need_value, deterministic, need_bias};
@@ -224,7 +226,7 @@ class prepared_call {
 
 gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked_seed) {
   check_call(c);
-  const bool modified = c.modifiers != nullptr;
+  const bool modified = c.modifies();
   const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
   forward_problem problem = problem_of(machine_kind::cpu, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, threads);
   if (checked_seed) problem.machine = machine_kind::sm90;  // the checked machine runs the H200's configurations
@@ -261,7 +263,7 @@ gradients_of_call run_cuda(const backward_call& c) {
         "; the kernels are for 9.0 (H100, H200)");
   forward_problem problem =
       problem_of(machine_kind::sm90, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, kittens::multiprocessors(device));
-  problem.modified = c.modifiers != nullptr;
+  problem.modified = c.modifies();
   const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, true);
@@ -276,7 +278,7 @@ gradients_of_call run_cuda(const backward_call& c) {
   if (call.query_sum_bytes)
     if (const char* error = kittens::clear_async(arguments.query_sum, call.query_sum_bytes, stream)) check(false, "dQ's sums: ", error);
   const classified_mask known = call.classify({stream});
-  const auto find = c.modifiers ? find_modified_backward_sm90 : find_backward_sm90;
+  const auto find = problem.modified ? find_modified_backward_sm90 : find_backward_sm90;
   const char* error = find(problem.type, plan.configuration)(arguments, {stream});
   check(error == nullptr, error ? error : "");
   return call.finish();

@@ -61,8 +61,8 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
   const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
   forward_problem problem = problem_of(machine_kind::cpu, query, key, value, corner, window_left, window_right, threads);
   problem.machine = machine;
-  problem.modified = modified != nullptr;
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
+  problem.modified = modifiers.any();
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration));
   check_plan(plan, configuration);
   const forward_outputs out = make_outputs(query, value);
@@ -73,12 +73,10 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
   if (plan.tiles > plan.grid) arguments.counter = &counter;
   const kittens::execution execution = cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0)));
   classified_mask known;
-  if (modified) {
-    known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, execution);
-    arguments.modifiers = modifiers;
-    arguments.classes = known.classes;
-  }
-  const forward_launcher launch = modified       ? checked_seed ? find_modified_forward_checked(problem.type, plan.configuration)
+  if (modified) known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, execution);
+  arguments.modifiers = modifiers;
+  arguments.classes = known.classes;
+  const forward_launcher launch = problem.modified ? checked_seed ? find_modified_forward_checked(problem.type, plan.configuration)
                                                                 : find_modified_forward_cpu(problem.type, plan.configuration)
                                   : checked_seed ? find_forward_checked(problem.type, plan.configuration, plan.kind == mask_class::interval)
                                                  : find_forward_cpu(problem.type, plan.configuration);
@@ -100,8 +98,8 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
         "; the kernels are for 9.0 (H100, H200)");
   forward_problem problem =
       problem_of(machine_kind::sm90, query, key, value, corner, window_left, window_right, kittens::multiprocessors(device));
-  problem.modified = modified != nullptr;
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
+  problem.modified = modifiers.any();
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration));
   check_plan(plan, configuration);
   const forward_outputs out = make_outputs(query, value);
@@ -117,12 +115,10 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
   forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
   if (plan.kind != mask_class::full && plan.tiles > plan.grid) arguments.counter = kittens::pooled_counter(device, stream);
   classified_mask known;
-  if (modified) {
-    known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, {stream});
-    arguments.modifiers = modifiers;
-    arguments.classes = known.classes;
-  }
-  const forward_launcher launch = modified ? find_modified_forward_sm90(problem.type, plan.configuration)
+  if (modified) known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, {stream});
+  arguments.modifiers = modifiers;
+  arguments.classes = known.classes;
+  const forward_launcher launch = problem.modified ? find_modified_forward_sm90(problem.type, plan.configuration)
                                            : find_forward_sm90(problem.type, plan.configuration, plan.kind == mask_class::interval);
   check(launch != nullptr, "configuration ", plan.configuration, " has no kernel");
   check_launch(launch(arguments, {stream}));

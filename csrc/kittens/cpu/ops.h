@@ -93,7 +93,7 @@ KITTENS_INLINE void map_with(register_tile<Real, C>& t, const register_tile<T, C
   use(u, "map_with");
   for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] = f(t.d[i], registers::get<T>(u.d[i]));
 }
-// The four below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they
+// The two below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they
 // are.
 inline int end_of_groups(int end, int columns) {
   const int whole = end > 0 ? (end + 31) / 32 * 32 : 0;
@@ -109,32 +109,35 @@ template <class Real, int C, class F> KITTENS_INLINE void map_below(register_til
 template <class Real, int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<Real, C>& t, int end, F f) {
   map_below(t, end, [&](int row, int column, Real x) { return f(row, column) ? x : Real(0); });
 }
-// t = f(t, draw(row, column), a, b) for the elements of the rows row + 8 a and columns column + 8 b: a draw is asked for
-// where row % 16 < 8 and column % (8 * Columns) < 8
-template <int Columns, class Real, int C, class Draw, class F>
-KITTENS_INLINE void map_draws(register_tile<Real, C>& t, int end, Draw draw, F f) {
-  for (int r = 0; r < warpgroup_rows; r += r % 8 == 7 ? 9 : 1)
-    for (int c = 0; c < end_of_groups(end, C); c += c % 8 == 7 ? 8 * Columns - 7 : 1) {
+// Elements that are not drawn change their sign. draw(row, column) decides on eight: the rows row + 8 a by the columns
+// column + 8 b + e; it is asked where row % 16 < 8, column % 16 < 8 and column is even, in the groups of 16 columns that
+// begin below `end`. Its word pair(a, b), given to `verdict`, has bit 15 or 31 set where the element of e = 0 or 1 stays.
+template <class Draw, class Verdict, class F> KITTENS_INLINE void each_undrawn(int rows, int columns, Draw draw, Verdict verdict, F f) {
+  for (int r = 0; r < rows; r += r % 8 == 7 ? 9 : 1)
+    for (int c = 0; c < columns; c += c % 8 == 6 ? 10 : 2) {
       const auto drawn = draw(r, c);
       for (int a = 0; a < 2; a++)
-        for (int b = 0; b < Columns; b++) {
-          Real& x = t.d[(r + 8 * a) * C + c + 8 * b];
-          x = f(x, drawn, a, b);
+        for (int b = 0; b < 2; b++) {
+          const uint32_t kept = verdict(drawn.pair(a, b));
+          for (int e = 0; e < 2; e++)
+            if (!(kept >> (16 * e + 15) & 1)) f(r + 8 * a, c + 8 * b + e);
         }
     }
 }
-// A draw for eight elements, b from 0 to 3, or for four, b from 0 to 1
-template <class Real, int C, class Draw, class F>
-KITTENS_INLINE void map_eights(register_tile<Real, C>& t, int end, Draw draw, F f) {
-  static_assert(C % 32 == 0, "map_eights: a draw reaches over 32 columns");
-  use(t, "map_eights");
-  map_draws<4>(t, end, draw, f);
+inline int end_of_draws(int end, int columns) {
+  const int whole = end > 0 ? (end + 15) / 16 * 16 : 0;
+  return whole < columns ? whole : columns;
 }
-template <class Real, int C, class Draw, class F>
-KITTENS_INLINE void map_fours(register_tile<Real, C>& t, int end, Draw draw, F f) {
-  static_assert(C % 32 == 0, "map_fours: columns are taken in groups of 32");
-  use(t, "map_fours");
-  map_draws<2>(t, end, draw, f);
+template <class Real, int C, class Draw, class Verdict>
+KITTENS_INLINE void negate_undrawn(register_tile<Real, C>& t, int end, Draw draw, Verdict verdict) {
+  use(t, "negate_undrawn");
+  each_undrawn(warpgroup_rows, end_of_draws(end, C), draw, verdict, [&](int r, int c) { t.d[r * C + c] = -t.d[r * C + c]; });
+}
+// The same of a transposed tile: draw(column, row) decides on the columns column + 8 a by the rows row + 8 b + e.
+template <class Real, int C, class Draw, class Verdict>
+KITTENS_INLINE void negate_undrawn_transposed(register_tile<Real, C>& t, int end, Draw draw, Verdict verdict) {
+  use(t, "negate_undrawn_transposed");
+  each_undrawn(end_of_draws(end, C), warpgroup_rows, draw, verdict, [&](int c, int r) { t.d[r * C + c] = -t.d[r * C + c]; });
 }
 // f(row, column, x, y), in place, of each two neighbours: x of an even column, y of the next
 template <class Real, int C, class F> KITTENS_INLINE void map_pairs(register_tile<Real, C>& t, F f) {
@@ -162,18 +165,12 @@ template <class Real, int C, class F> KITTENS_INLINE void keep_where(register_ti
       for (int c = 0; c < 32; c++) x[c] = word >> c & 1 ? x[c] : -infinity<Real>();
     }
 }
-// draw(row, column) decides on eight elements, those of the rows row + 8 a and columns column + 8 b, by kept(a, b); it
-// is asked where row % 16 < 8 and column % 32 < 8. Elements that are not kept become zero.
-template <class T, int C, class F> KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, F draw) {
-  static_assert(C % 32 == 0, "keep_drawn: a draw reaches over 32 columns");
+// Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
+template <class T, int C, class Draw, class Verdict>
+KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {
+  static_assert(C % 16 == 0, "keep_drawn: a draw reaches over 16 columns");
   use(t, "keep_drawn");
-  for (int r = 0; r < warpgroup_rows; r += r % 8 == 7 ? 9 : 1)
-    for (int c = 0; c < C; c += c % 8 == 7 ? 25 : 1) {
-      const auto drawn = draw(r, c);
-      for (int a = 0; a < 2; a++)
-        for (int b = 0; b < 4; b++)
-          if (!drawn.kept(a, b)) registers::put_one<T>(t.d[(r + 8 * a) * C + c + 8 * b], accumulator<T>(0));
-    }
+  each_undrawn(warpgroup_rows, C, draw, verdict, [&](int r, int c) { registers::put_one<T>(t.d[r * C + c], accumulator<T>(0)); });
 }
 // Whether f(r) holds for some r < N
 template <int N, class F> KITTENS_INLINE bool any_of(F f) {

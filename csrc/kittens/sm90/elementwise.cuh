@@ -37,7 +37,7 @@ template <class T, int C, class F> KITTENS_INLINE void map_with(register_tile<fl
     t.d[2 * i + 1] = f(t.d[2 * i + 1], y.y);
   }
 }
-// The four below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they are. What the groups load is
+// The two below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they are. What the groups load is
 // not in flight at once: that of a whole tile would take all registers. Rows and columns are worked out anew, as above.
 //
 // f(row, column, x), in place
@@ -52,29 +52,49 @@ template <int C, class F> KITTENS_INLINE void map_below(register_tile<float, C>&
 template <int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<float, C>& t, int end, F f) {
   map_below(t, end, [&](int row, int column, float x) { return f(row, column) ? x : 0.f; });
 }
-// t = f(t, draw(row, column), a, b) for the eight elements of the rows row + 8 a and columns column + 8 b, which one thread holds: a draw is asked
-// for where row % 16 < 8 and column % 32 < 8.
-template <int C, class Draw, class F> KITTENS_INLINE void map_eights(register_tile<float, C>& t, int end, Draw draw, F f) {
-  static_assert(C % 32 == 0, "map_eights: a draw reaches over 32 columns");
-  const int row = thread::first_row_now(), column = thread::first_column_now();
-  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 16)
-    if (2 * i < end)
-      KITTENS_UNROLL for (int e = 0; e < 2; e++) {
-        const auto drawn = draw(row, 2 * i + column + e);
-        KITTENS_UNROLL for (int k = 0; k < 8; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
-      }
+// Each half is its top bit, 16 times over.
+KITTENS_INLINE uint32_t halves_of_signs(uint32_t x) {
+  uint32_t r;
+  asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(r) : "r"(x));
+  return r;
 }
-// The same for the four elements of the rows row + 8 a and columns column + 8 b, b = 0 or 1: asked for where row % 16 < 8 and column % 16 < 8.
-template <int C, class Draw, class F> KITTENS_INLINE void map_fours(register_tile<float, C>& t, int end, Draw draw, F f) {
-  static_assert(C % 32 == 0, "map_fours: columns are taken in groups of 32");
+// x changes its sign where bit 15 of the verdict is 0, y where bit 31 is.
+KITTENS_INLINE void negate_pair(float& x, float& y, uint32_t verdict) {
+  x = __uint_as_float(__float_as_uint(x) ^ (~(verdict << 16) & 0x80000000u));
+  y = __uint_as_float(__float_as_uint(y) ^ (~verdict & 0x80000000u));
+}
+// Elements that are not drawn change their sign. draw(row, column) decides on eight: the rows row + 8 a by the columns column + 8 b + e; it is
+// asked where row % 16 < 8, column % 16 < 8 and column is even, in the groups of 16 columns that begin below `end`. Its word pair(a, b), given to
+// `verdict`, has bit 15 or 31 set where the element of e = 0 or 1 stays.
+template <int C, class Draw, class Verdict> KITTENS_INLINE void negate_undrawn(register_tile<float, C>& t, int end, Draw draw, Verdict verdict) {
   const int row = thread::first_row_now(), column = thread::first_column_now();
-  KITTENS_UNROLL for (int g = 0; g < C / 2; g += 16)
-    if (2 * g < end)
-      KITTENS_UNROLL for (int i = g; i < g + 16; i += 8)
-        KITTENS_UNROLL for (int e = 0; e < 2; e++) {
-          const auto drawn = draw(row, 2 * i + column + e);
-          KITTENS_UNROLL for (int k = 0; k < 4; k++) t.d[i + 2 * k + e] = f(t.d[i + 2 * k + e], drawn, k % 2, k / 2);
+  KITTENS_UNROLL for (int from = 0; from < C; from += 16)
+    if (from < end) {
+      const auto drawn = draw(row, from + column);
+      KITTENS_UNROLL for (int a = 0; a < 2; a++)
+        KITTENS_UNROLL for (int b = 0; b < 2; b++)
+          negate_pair(t.d[from / 2 + 4 * b + 2 * a], t.d[from / 2 + 4 * b + 2 * a + 1], verdict(drawn.pair(a, b)));
+    }
+}
+// The same of a transposed tile: draw(column, row), asked where row % 16 < 8, column % 16 < 8 and row is even, decides on the columns column + 8 a
+// by the rows row + 8 b + e. Two lanes hold what two draws decide, half of either each: they make one each and exchange halves.
+template <int C, class Draw, class Verdict>
+KITTENS_INLINE void negate_undrawn_transposed(register_tile<float, C>& t, int end, Draw draw, Verdict verdict) {
+  const int row = thread::first_row_now(), column = thread::first_column_now(), odd = row & 1;
+  const uint32_t own_half = odd ? 0x7632 : 0x5410, other_half = odd ? 0x5410 : 0x7632;
+  KITTENS_UNROLL for (int from = 0; from < C; from += 16)
+    if (from < end) {
+      const auto drawn = draw(from + column + odd, row & ~1);
+      KITTENS_UNROLL for (int a = 0; a < 2; a++) {
+        const uint32_t own = __byte_perm(drawn.pair(a, 0), drawn.pair(a, 1), own_half);
+        const uint32_t other = __shfl_xor_sync(~0u, __byte_perm(drawn.pair(a, 0), drawn.pair(a, 1), other_half), 4);
+        const uint32_t left = verdict(odd ? other : own), right = verdict(odd ? own : other);  // columns of e = 0 and 1
+        KITTENS_UNROLL for (int b = 0; b < 2; b++) {
+          float &x = t.d[from / 2 + 4 * a + 2 * b], &y = t.d[from / 2 + 4 * a + 2 * b + 1];
+          negate_pair(x, y, b == 0 ? __byte_perm(left, right, 0x5410) : __byte_perm(left, right, 0x7632));
         }
+      }
+    }
 }
 // f(row, column, x, y), in place, of each two neighbours: x of an even column, y of the next. Rows and columns are worked out anew, as above.
 template <int C, class F> KITTENS_INLINE void map_pairs(register_tile<float, C>& t, F f) {
@@ -170,19 +190,16 @@ template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>
   }
 }
 
-// draw(row, column) decides on eight elements, those of the rows row + 8 a and columns column + 8 b, by kept(a, b); it is asked where
-// row % 16 < 8 and column % 32 < 8. Elements that are not kept become zero.
-template <class T, int C, class F>
+// Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
+template <class T, int C, class Draw, class Verdict>
   requires is_16_bit<T>
-KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, F draw) {
-  static_assert(C % 32 == 0, "keep_drawn: a draw reaches over 32 columns");
+KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {
+  static_assert(C % 16 == 0, "keep_drawn: a draw reaches over 16 columns");
   const int row = thread::first_row_now(), column = thread::first_column_now();
-  KITTENS_UNROLL for (int from = 0; from < C; from += 32) {
-    const auto even = draw(row, from + column), odd = draw(row, from + column + 1);
-    KITTENS_UNROLL for (int a = 0; a < 2; a++) {
-      KITTENS_UNROLL for (int b = 0; b < 4; b++)
-        t.d[from / 4 + 2 * b + a] &= (even.kept(a, b) ? 0x0000FFFFu : 0u) | (odd.kept(a, b) ? 0xFFFF0000u : 0u);
-    }
+  KITTENS_UNROLL for (int from = 0; from < C; from += 16) {
+    const auto drawn = draw(row, from + column);
+    KITTENS_UNROLL for (int a = 0; a < 2; a++)
+      KITTENS_UNROLL for (int b = 0; b < 2; b++) t.d[from / 4 + 2 * b + a] &= halves_of_signs(verdict(drawn.pair(a, b)));
   }
 }
 

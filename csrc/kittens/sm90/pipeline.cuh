@@ -54,8 +54,26 @@ template <class Tile, int Stages> struct producer {
     copy(tiles[at.stage], map, where, flags.full[at.stage]);
     at.advance();
   }
+  // A note travels with the tile: consumers read notes[last()] once they have waited for it.
+  template <class Note> KITTENS_INLINE void load_with(Note (&notes)[Stages], const Note& note, const tile_map<Tile>& map, place where) {
+    flags.empty[at.stage].wait(at.phase);
+    notes[at.stage] = note;
+    flags.full[at.stage].expect(Tile::bytes);
+    copy(tiles[at.stage], map, where, flags.full[at.stage]);
+    at.advance();
+  }
   template <class T, int N> KITTENS_INLINE void load(const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages], const T* source) {
     flags.empty[at.stage].wait(at.phase);
+    flags.full[at.stage].expect(Tile::bytes + shared_vector<T, N>::bytes);
+    copy(tiles[at.stage], map, where, flags.full[at.stage]);
+    copy(vectors[at.stage], source, flags.full[at.stage]);
+    at.advance();
+  }
+  template <class Note, class T, int N>
+  KITTENS_INLINE void load_with(Note (&notes)[Stages], const Note& note, const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages],
+                 const T* source) {
+    flags.empty[at.stage].wait(at.phase);
+    notes[at.stage] = note;
     flags.full[at.stage].expect(Tile::bytes + shared_vector<T, N>::bytes);
     copy(tiles[at.stage], map, where, flags.full[at.stage]);
     copy(vectors[at.stage], source, flags.full[at.stage]);
