@@ -123,7 +123,8 @@ def _fake_classes(mask: Tensor, query: Tensor, key: Tensor, *interval: Any) -> t
 
     planes, rows, keys = of_mask(0) * of_mask(1), of_mask(2), key.shape[2]
     strips = planes * ((rows + 63) // 64)
-    tiles = mask.new_empty(strips * ((keys + 63) // 64), dtype=torch.uint8)
+    padded_rows, padded_keys = (((tokens + 63) // 64) // 8 * 8 + 16 for tokens in (rows, keys))
+    tiles = mask.new_empty(planes * 2 * padded_rows * padded_keys, dtype=torch.uint8)
     ranges = mask.new_empty(strips * 2, dtype=torch.int32)
     return tiles, ranges, mask.new_empty(0 if _is_known(rows == 1) else planes * keys, dtype=torch.uint8)
 

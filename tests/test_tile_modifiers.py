@@ -48,8 +48,8 @@ def test_keep_drawn(machine: Machine, family: str, element: str, sizes: tuple[in
     out = poisoned(1, 1, 64, columns, device=machine.device, dtype=DTYPES[element])
     machine.run(name(family, element, sizes), [source.to(machine.device), numbers.to(machine.device), out])
     row, column = torch.arange(64)[:, None], torch.arange(columns)
-    decides = numbers[row // 16 * 16 + row % 8, column // 32 * 32 + column % 8]
-    kept = decides >> (row // 8 % 2 * 4 + column // 8 % 4) & 1
+    decides = numbers[row // 16 * 16 + row % 8, column // 16 * 16 + column % 8 // 2 * 2]
+    kept = decides >> (row // 8 % 2 * 4 + column // 8 % 2 * 2 + column % 2) & 1
     assert_equal("keep_drawn", out[0, 0], (source * kept).to(DTYPES[element]))
 
 
@@ -70,13 +70,14 @@ def test_zero_rows(machine: Machine, family: str, element: str, sizes: tuple[int
 
 @on_every_machine("signed")
 def test_signed_weights(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
-    """map_into, map_with, map_below, zero_unless_below, map_eights, map_fours and put."""
+    """map_into, map_with, map_below, zero_unless_below, negate_undrawn, its transposed twin and put."""
     columns, dtype, real = sizes[0], DTYPES[element], REAL[element]
     source, numbers = integers(64, columns, dtype=real), torch.randint(0, 256, (64, columns), dtype=torch.int32)
     row, column = torch.arange(64)[:, None], torch.arange(columns)[None, :]
-    eights = numbers[row // 16 * 16 + row % 8, column // 32 * 32 + column % 8]
-    fours = numbers[row // 16 * 16 + row % 8, column // 16 * 16 + column % 8]
-    a = row // 8 % 2 * 4
+    decides = numbers[row // 16 * 16 + row % 8, column // 16 * 16 + column % 8 // 2 * 2]
+    drawn = decides >> (row // 8 % 2 * 4 + column // 8 % 2 * 2 + column % 2) & 1
+    decides = numbers[row // 16 * 16 + row % 8 // 2 * 2, column // 16 * 16 + column % 8]
+    drawn_transposed = decides >> (column // 8 % 2 * 4 + row // 8 % 2 * 2 + row % 2) & 1
     for end in (-5, 0, 1, 32, 33, columns, 200):
         out = poisoned(5, 64, columns, device=machine.device, dtype=real)
         rounded = poisoned(64, columns, device=machine.device, dtype=dtype)
@@ -86,8 +87,10 @@ def test_signed_weights(machine: Machine, family: str, element: str, sizes: tupl
         assert_equal("map_into, map_with", out[0], source * 1002)
         assert_equal("map_below", out[1], source + torch.where(below, 100 * row + column, 0))
         assert_equal("zero_unless_below", out[2], source.masked_fill(below & ((row + column) % 3 != 0), 0.0))
-        assert_equal("map_eights", out[3], source + torch.where(below, 8 * eights + a + column // 8 % 4, 0))
-        assert_equal("map_fours", out[4], source + torch.where(below, 8 * fours + a + column // 8 % 2, 0))
+        below = column // 16 * 16 < end
+        assert_equal("negate_undrawn", out[3], torch.where(below & (drawn == 0), -source, source))
+        other = torch.where(below & (drawn_transposed == 0), -source, source)
+        assert_equal("negate_undrawn_transposed", out[4], other)
         assert_equal("put", rounded, (source / 3).to(dtype))
 
 

@@ -36,7 +36,7 @@ template <class C> struct backward_bias_step {
   KITTENS_INLINE bool visited(const backward_bias_params<C>& p) const {
     const int beyond = row + C::block_m, last_row = (beyond < p.length_q ? beyond : p.length_q) - 1;
     return key < p.keys_of(batch) && key < p.mask.end_key(last_row) && key + C::block_n > p.mask.first_key(row) &&
-           !p.template hides<C::block_m, C::block_n>(batch, head, row, key);
+           ((backward_classes<C>(p, batch, head, row, key) | backward_classes<C>(p, batch, head, row + class_tile, key)) & tile_shows);
   }
 
  private:
@@ -132,7 +132,7 @@ template <class C> struct backward_bias_kernel {
         gradient.release();
         value.release();
         no_slope none;
-        const bool hidden = !p.rules.template is_full<C::block_n>(at.batch, at.head, row, at.key);
+        const bool hidden = backward_classes<C>(p, at.batch, at.head, row, at.key) & tile_hides;
         backward_scores<typename C::element, false>(p, at.batch, at.head)
             .weigh(scores, none, row, at.key, hidden, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
         map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});

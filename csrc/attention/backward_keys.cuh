@@ -71,13 +71,19 @@ template <class C, class Shared> struct backward_keys_producer {
         gradient.load(p.grad_output, {row, head, w.batch}, s.delta, p.delta + at);
       };
       if constexpr (C::modified) {
-        const int count = w.end - w.first, steps = count * p.group;
-        int step = p.next(w, 0);
-        if (step == steps) step--;  // one is taken in any case: all warps of a warpgroup must meet
-        KITTENS_NO_UNROLL while (step < steps) {
-          const int after = p.next(w, step + 1), n = step / count;
-          load_step(w.head * p.group + n, w.first + step - n * count, after == steps);
-          step = after;
+        const int end_head = (w.head + 1) * p.group;
+        int head = w.head * p.group, block = w.first;
+        p.seek(w, head, block);
+        if (head == end_head) {  // one is taken in any case: all warps of a warpgroup must meet
+          head--;
+          block = w.end - 1;
+        }
+        KITTENS_NO_UNROLL while (head < end_head) {
+          int next_head = head, next_block = block + 1;
+          p.seek(w, next_head, next_block);
+          load_step(head, block, next_head == end_head);
+          head = next_head;
+          block = next_block;
         }
       } else {
         KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
@@ -93,7 +99,7 @@ template <class C, class Shared> struct backward_keys_producer {
   static KITTENS_INLINE backward_note note(const backward_key_params<C>& p, const backward_key_work<C>& w, int head, int block, bool last) {
     unsigned flags = last ? backward_note::is_last : 0;
     KITTENS_NO_UNROLL for (int part = 0; part < C::block_k / class_tile; part++)
-      if (!p.rules.template is_full<class_tile>(w.batch, head, block * C::block_q, w.key + part * class_tile)) flags |= 1u << part;
+      if (p.classes_of(w, head, block, part) & tile_hides) flags |= 1u << part;
     return {head, block, flags};
   }
 };
@@ -161,6 +167,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_commit();
       };
 
+      [[maybe_unused]] const real keep_scale = p.keep_scale();
       auto next_query = [&]() -> auto& {
         gradient.follow(query);
         return query.wait();
@@ -173,7 +180,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
-        if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
+        if constexpr (C::modified) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
           load_columns(logsumexp2, s.logsumexp2[query.last()]);
@@ -181,7 +188,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           register_tile<T, C::block_q> slope;
           const bool hidden = s.notes.tile.note[query.last()].hides(wg);
           tile.weigh(scores, slope, i * C::block_q, w.key + mine, hidden, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
-          map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
+          map_into(weights, scores, backward_kept_weight<real>{keep_scale});
           tile.differentiate_cap(scores, slope);
         }
         const auto& g = gradient.wait();
@@ -210,7 +217,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         mma_done(score_gradient);
         load_columns(delta, s.delta[gradient.last()]);
         if constexpr (modified)
-          map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
+          map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{keep_scale});
         else
           map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);

@@ -32,7 +32,8 @@ struct slope_in_weights {};
 template <class Real> struct backward_modified_gradient {
   Real keep_scale;
   KITTENS_INLINE Real operator()(Real grad_weight, Real weight, Real delta) const {
-    return weight == Real(0) ? Real(0) : weight < Real(0) ? weight * delta : weight * (grad_weight * keep_scale - delta);
+    const Real kept = weight < Real(0) ? Real(0) : keep_scale, gradient = (weight < Real(0) ? -weight : weight) * (grad_weight * kept - delta);
+    return weight == Real(0) ? Real(0) : gradient;  // written so that the compiler selects: branches for each element took a third of the time
   }
 };
 

@@ -92,7 +92,7 @@ template <class C> struct backward_query_kernel {
       auto& q = query.wait();
       auto& g = gradient.wait();
 
-      [[maybe_unused]] backward_note block;  // modified: whose scores there are
+      [[maybe_unused]] backward_note block{};  // modified: whose scores there are
       auto make_plain_gradients = [&] {
         exp2_rows(scores, logsumexp2, p.scale_log2);
         map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
@@ -192,7 +192,7 @@ template <class C> struct backward_query_kernel {
   static KITTENS_INLINE backward_note note(const params& p, const backward_query_work<C>& w, int block, bool last) {
     unsigned flags = last ? backward_note::is_last : 0;
     KITTENS_NO_UNROLL for (int part = 0; part < consumers; part++)
-      if (!p.rules.template is_full<C::block_n>(w.batch, w.head, w.row + part * class_tile, block * C::block_n)) flags |= 1u << part;
+      if (p.classes_of(w, block, part) & tile_hides) flags |= 1u << part;
     return {w.head, block, flags};
   }
 };

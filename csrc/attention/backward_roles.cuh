@@ -100,7 +100,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       walk(p, w, 0, [&](tile_sums<real, false>& sums, const backward_key_blocks<C>& blocks, [[maybe_unused]] int head, int i) {
         gradient.follow(query);
         auto& q = query.wait();
-        [[maybe_unused]] backward_note note;
+        [[maybe_unused]] backward_note note{};
         if constexpr (C::modified) {
           note = s.notes.tile.note[query.last()];
           head = uniform(note.head);

@@ -82,21 +82,12 @@ template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens
 template <class C, bool modified = C::modified> struct backward_modification {};
 template <class C> struct backward_modification<C, true> {
   score_rules<typename C::element> rules;
-
-  // Whether the mask is known to hide all of the keys from all of the rows.
-  template <int Rows, int Keys> KITTENS_INLINE bool hides(int batch, int head, int row, int key) const {
-    const tile_classes& classes = rules.classes;
-    if (!classes.tiles) return false;
-    bool empty = true;
-    KITTENS_NO_UNROLL for (int r = 0; r < Rows; r += class_tile) {
-      if (row + r >= rules.rows) break;
-      const unsigned char* tiles = classes.tiles + classes.row_of_tiles(batch, head, row + r) * classes.key_tiles;
-      KITTENS_NO_UNROLL for (int k = 0; k < Keys; k += class_tile)
-        if (int tile = (key + k) / class_tile; tile < classes.key_tiles) empty = empty && tiles[tile] == tile_empty;
-    }
-    return kittens::uniform(empty);
-  }
 };
+
+// Eight classes of tiles at once, from a multiple of 8 on: whether one of them shows a pair.
+KITTENS_INLINE bool eight_show(const unsigned char* classes) {
+  return *reinterpret_cast<const uint64_t*>(classes) & tile_shows * 0x0101010101010101u;
+}
 
 // What every kernel of a pass knows of the problem.
 template <class C> struct backward_problem : backward_modification<C> {
@@ -116,6 +107,10 @@ template <class C> struct backward_problem : backward_modification<C> {
     const int left = tiles / tiles_per_head - group_of_heads * heads_in_l2, count = left < heads_in_l2 ? left : heads_in_l2;
     tile_of_head = within / count;
     head_of_batch = group_of_heads * heads_in_l2 + within % count;
+  }
+  KITTENS_INLINE real keep_scale() const {
+    if constexpr (C::modified) return this->rules.keep_scale;
+    return real(1);
   }
   // The keys of a batch.
   KITTENS_INLINE int keys_of(int batch) const {
@@ -139,15 +134,35 @@ template <class C> struct backward_key_params : backward_problem<C> {
   int steps;        // query blocks of a head
   int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
 
-  // Modified: of the steps of a tile, counted through all heads of the group, the first one from `step` on that the mask does not hide as a whole;
-  // their number where there is none.
-  template <class Work> KITTENS_INLINE int next(const Work& w, int step) const {
-    const int count = w.end - w.first, steps = count * this->group;
-    KITTENS_NO_UNROLL for (; step < steps; step++) {
-      const int n = step / count;
-      if (!this->template hides<C::block_q, C::block_k>(w.batch, w.head * this->group + n, (w.first + step - n * count) * C::block_q, w.key)) break;
+  // Modified: the classes of the keys of consumer `part` by the rows of a step.
+  template <class Work> KITTENS_INLINE unsigned classes_of(const Work& w, int head, int block, int part) const {
+    const tile_classes& classes = this->rules.classes;
+    if (!classes.tiles) return this->rules.given.mask ? tile_shows | tile_hides : tile_shows;
+    const unsigned char* of = classes.of_keys(w.batch, head, w.key) + part * classes.key_step() + classes.row_tile(block * C::block_q);
+    unsigned what = of[0];
+    if constexpr (C::block_q > class_tile)
+      if (classes.row_tiles > 1) what |= of[1];
+    return what;
+  }
+  // The first step from (head, block) on that the mask does not hide as a whole; the head after the group's last where there is none.
+  template <class Work> KITTENS_INLINE void seek(const Work& w, int& head, int& block) const {
+    const int end_head = (w.head + 1) * this->group;
+    const tile_classes& classes = this->rules.classes;
+    for (; head < end_head; head++, block = w.first) {
+      if (!classes.tiles && block < w.end) return;
+      KITTENS_NO_UNROLL while (block < w.end) {
+        unsigned what = 0;
+        KITTENS_UNROLL for (int part = 0; part < C::block_k / class_tile; part++) what |= classes_of(w, head, block, part);
+        if (what & tile_shows) return;
+        if (classes.row_tiles == 1) break;
+        block++;
+        if constexpr (C::block_q == class_tile)
+          KITTENS_NO_UNROLL for (; block % 8 == 0 && block + 8 <= w.end; block += 8) {
+            const unsigned char* of = classes.of_keys(w.batch, head, w.key) + block;
+            if (eight_show(of) || (C::block_k > class_tile && eight_show(of + classes.key_step()))) break;
+          }
+      }
     }
-    return step;
   }
 };
 
@@ -204,6 +219,16 @@ struct backward_visible {
   KITTENS_INLINE bool operator()(int r, int c) const { return r - c <= right && c - r <= left && r < keys; }
 };
 
+// The classes of 64 rows by up to 128 keys that begin in one tile, or in whole tiles.
+template <class C, class Problem> KITTENS_INLINE unsigned backward_classes(const Problem& p, int batch, int head, int row, int key) {
+  const tile_classes& classes = p.rules.classes;
+  if (!classes.tiles) return p.rules.given.mask ? tile_shows | tile_hides : tile_shows;
+  const unsigned char* of = classes.of_rows(batch, head, row) + key / class_tile;
+  unsigned what = of[0];
+  if constexpr (C::block_n > class_tile) what |= of[1];
+  return what;
+}
+
 // The kernel that owns queries.
 template <class C> struct backward_query_params : backward_problem<C> {
   using shapes = backward_tiles<C>;
@@ -213,10 +238,24 @@ template <class C> struct backward_query_params : backward_problem<C> {
   kittens::tile_map<typename shapes::value_block> value;
   kittens::tile_map<typename shapes::key_rows> grad_query;
 
+  // Modified: the classes of the rows of consumer `part` by the keys of a block.
+  template <class Work> KITTENS_INLINE unsigned classes_of(const Work& w, int j, int part) const {
+    return backward_classes<C>(*this, w.batch, w.head, w.row + part * class_tile, j * C::block_n);
+  }
   // The first block of keys from j on that the mask does not hide as a whole.
   template <class Work> KITTENS_INLINE int next(const Work& w, int j) const {
-    if constexpr (C::modified)
-      KITTENS_NO_UNROLL while (j < w.end && this->template hides<C::block_m, C::block_n>(w.batch, w.head, w.row, j * C::block_n)) j++;
+    if constexpr (C::modified) {
+      const tile_classes& classes = this->rules.classes;
+      if (!classes.tiles) return j;
+      KITTENS_NO_UNROLL while (j < w.end && !((classes_of(w, j, 0) | classes_of(w, j, 1)) & tile_shows)) {
+        j++;
+        if constexpr (C::block_n == class_tile)
+          KITTENS_NO_UNROLL for (; j % 8 == 0 && j + 8 <= w.end; j += 8) {
+            const unsigned char* of = classes.of_rows(w.batch, w.head, w.row) + j;
+            if (eight_show(of) || eight_show(of + classes.row_step())) break;
+          }
+      }
+    }
     return j;
   }
 };

@@ -41,7 +41,6 @@ inline constexpr forward_row forward_rows_sm90_modified[] = {
     {64, 64, 192, 128, 3, 2, 1, true},
     {128, 128, 128, 128, 2, 2, 1, true},
     {256, 256, 128, 64, 2, 1, 2, true},
-    {128, 128, 192, 64, 2, 2, 1, true},
 };
 
 // The cpu machine: tiles sized for a 512 KB second-level cache, one consumer per 64 rows, no turns (a CTA is one thread).

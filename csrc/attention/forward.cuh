@@ -41,7 +41,7 @@ template <class T, const auto& Rows, int Row, mask_class Class> struct forward_c
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "block_m: 64 query rows for each of 1 to 3 consumer warpgroups");
   static_assert(!skips || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
   static_assert(block_n % 16 == 0, "block_n: the second product takes keys 16 at a time");
-  static_assert(!modified || block_n % class_tile == 0, "block_n: blocks of the modified class are made of class tiles");
+  static_assert(!modified || block_n == class_tile || block_n == 2 * class_tile, "block_n: blocks of the modified class are one or two class tiles");
   static_assert(!output_in_query || value_dim == head_dim, "output_parts: an output that leaves through the query's buffer has its shape");
   static_assert((block_n + value_dim) / 2 + block_n / 4 + 24 <= consumer_registers, "scores, output and weights do not fit the registers");
 };
@@ -81,6 +81,8 @@ struct block_note {
   int block;
   unsigned flags;  // bit w: the mask may hide keys from rows of consumer w
 
+  // What is decided by it is decided by all threads alike; the compiler must know, or it keeps ring positions in vector registers.
+  KITTENS_INLINE block_note uniform() const { return {kittens::uniform(block), static_cast<unsigned>(kittens::uniform(static_cast<int>(flags)))}; }
   KITTENS_INLINE bool hides(int consumer) const { return flags >> consumer & 1; }
   KITTENS_INLINE bool may_hold_unseen() const { return flags & holds_unseen; }  // keys that no row sees
   KITTENS_INLINE bool first() const { return flags & is_first; }                // of its tile
@@ -97,6 +99,8 @@ template <class C> struct forward_work {
   int row, head, batch;
   int first, end = 0;  // key blocks first <= j < end; end 0: no more tiles
   int end_key;         // modified: keys from here on are hidden
+  int class_step;      // and the classes of its rows, from one consumer's to the next; null without a mask
+  const unsigned char* classes;
   real sink;           // in base 2; -infinity where there is none
 
   KITTENS_INLINE forward_work() {}
@@ -131,47 +135,53 @@ template <class C> struct forward_work {
 
   // The block to visit after block j, of those before it: of the modified class the first and the last are visited and the empty ones between
   // them are not.
-  KITTENS_INLINE int before(const forward_params<C>& p, int j) const {
+  KITTENS_INLINE int before(int j) const {
     j--;
     if constexpr (C::modified)
-      if (p.rules.classes.tiles) {
-        KITTENS_NO_UNROLL while (j > first && is_empty(p, j)) j--;
-      }
+      if (classes) KITTENS_NO_UNROLL while (j > first && !(shown(j, 0) & shows) && is_empty(j)) j--;
     return j;
   }
 
   // What consumers must know of block j (modified): found out here, since the producer has the time to wait for it.
   KITTENS_INLINE block_note note(const forward_params<C>& p, int j) const {
-    const int key = j * C::block_n;
-    unsigned flags = (j == end - 1 ? block_note::is_first : 0) | (j == first ? block_note::is_last : 0);
-    bool all_seen = !p.rules.classes.seen;
-    KITTENS_NO_UNROLL for (int w = 0; w < C::consumers; w++) {
-      const int from = row + w * class_tile, last = (from + class_tile < p.length_q ? from + class_tile : p.length_q) - 1;
-      const bool full = p.rules.template is_full<C::block_n>(batch, head, from, key);
-      if (!full) flags |= 1u << w;
-      // The last of these rows sees every key of the block.
-      if (full && from <= last && p.mask.first_key(last) <= key && p.mask.end_key(last) >= (key + C::block_n < p.rules.keys ? key + C::block_n : p.rules.keys))
-        all_seen = true;
-    }
-    if (!all_seen || p.rules.lies_beyond(key, key + C::block_n, end_key)) flags |= block_note::holds_unseen;
+    const int key = j * C::block_n, end = key + C::block_n < p.rules.keys ? key + C::block_n : p.rules.keys;
+    unsigned flags = (j == this->end - 1 ? block_note::is_first : 0) | (j == first ? block_note::is_last : 0);
+    bool all_seen = !classes;
+    if (classes)
+      KITTENS_UNROLL for (int w = 0; w < C::consumers; w++) {
+        const unsigned what = shown(j, w);
+        if (what & hides) flags |= 1u << w;
+        if (!(what & hides) && (what & shows)) {  // all of them, where the last of these rows sees every key of the block
+          const int last = row + (w + 1) * class_tile - 1;
+          all_seen |= last < p.length_q && p.mask.first_key(last) <= key && p.mask.end_key(last) >= end;
+        }
+      }
+    if (!all_seen || p.rules.lies_beyond(key, end, end_key)) flags |= block_note::holds_unseen;
     return {j, flags};
   }
 
  private:
-  KITTENS_INLINE bool is_empty(const forward_params<C>& p, int j) const {
-    bool empty = true;
-    KITTENS_UNROLL for (int part = 0; part < C::block_m; part += class_tile)
-      empty &= row + part >= p.length_q || p.rules.template is_empty<C::block_n>(batch, head, row + part, j * C::block_n);
-    return empty;
+  using block_classes = std::conditional_t<C::block_n == 2 * class_tile, uint16_t, uint8_t>;
+  static constexpr unsigned shows = tile_shows * 0x0101, hides = tile_hides * 0x0101;
+
+  // The classes of block j in the rows of consumer w.
+  KITTENS_INLINE unsigned shown(int j, int w) const { return reinterpret_cast<const block_classes*>(classes + w * class_step)[j]; }
+  KITTENS_INLINE bool is_empty(int j) const {
+    unsigned what = 0;
+    KITTENS_UNROLL for (int w = 0; w < C::consumers; w++) what |= shown(j, w);
+    return !(what & shows);
   }
   // The keys that the key length and the classes of the tile's rows leave.
   KITTENS_INLINE void narrow(const forward_params<C>& p, int& first_key, int& last_end) {
     end_key = p.rules.end_key(batch);
     if (last_end > end_key) last_end = end_key;
+    classes = nullptr;
     if (!p.rules.classes.tiles) return;
+    classes = p.rules.classes.of_rows(batch, head, row);
+    class_step = p.rules.classes.row_step();
     int begin = last_end, stop = 0;
     for (int part = 0; part < C::block_m && row + part < p.length_q; part += class_tile) {
-      const tile_range range = p.rules.classes.ranges[p.rules.classes.row_of_tiles(batch, head, row + part)];
+      const tile_range range = p.rules.classes.range(batch, head, row + part);
       if (range.end > 0 && range.first * class_tile < begin) begin = range.first * class_tile;
       if (range.end * class_tile > stop) stop = range.end * class_tile;
     }
@@ -257,7 +267,7 @@ template <class C> struct forward_kernel {
       load_query(*w);
       while (w->end > 0) {
         int j = w->end - 1;
-        KITTENS_NO_UNROLL for (; j > w->first + 1; j = w->before(p, j)) load_block(*w, j);
+        KITTENS_NO_UNROLL for (; j > w->first + 1; j = w->before(j)) load_block(*w, j);
         // A tile number takes a microsecond to come and a query another: both are asked for before this tile's last blocks, and no earlier, so
         // that long tiles keep nobody waiting.
         tile = p.counter ? take_tile(p.counter, cta) : tile + cta.count;
@@ -283,7 +293,7 @@ template <class C> struct forward_kernel {
     register_tile<T, C::block_n> weights;
     register_tile<real, C::value_dim> output;
     row_vector<real> maximum, sum, shift, rescale, block_sum;
-    [[maybe_unused]] block_note block;  // modified: whose scores there are
+    [[maybe_unused]] block_note block{};  // modified: whose scores there are
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
     auto skipped = [&](const forward_work<C>& w) { return C::skips ? uniform(w.end - forward_blocks<C>(p, w, w.row + wg * 64).end) : 0; };
@@ -291,7 +301,7 @@ template <class C> struct forward_kernel {
       auto& q = query.wait();
       KITTENS_NO_UNROLL for (int skip = skipped(w); skip > 0; skip--) key.skip();
       auto& k = key.wait();
-      if constexpr (C::modified) block = s.notes.tile.note[key.last()];
+      if constexpr (C::modified) block = s.notes.tile.note[key.last()].uniform();
       mma_begin(scores);
       mma_ABt(scores, rows_of(q, wg * 64), k, 0);
       mma_commit();
@@ -328,10 +338,14 @@ template <class C> struct forward_kernel {
         row_max(maximum, scores);
         map(shift, maximum, [&](real m) { return m == -infinity<real>() ? real(0) : m * scale(); });
         map(rescale, before, shift, [&](real m, real s) { return kittens::exp2(m * scale() - s); });
+        auto rescale_before = [&] {
+          map(sum, sum, rescale, [](real a, real f) { return a * f; });
+          if (!first_block) map_rows(output, rescale, [](real x, real f) { return x * f; });
+        };
+        if constexpr (C::modified) rescale_before();  // registers are scarcer there
         exp2_into(weights, scores, shift, scale(), block_sum);
-        map(sum, sum, rescale, [](real a, real f) { return a * f; });
+        if constexpr (!C::modified) rescale_before();
         map(sum, sum, block_sum, [](real a, real b) { return a + b; });
-        if (!first_block) map_rows(output, rescale, [](real x, real f) { return x * f; });
       };
       auto keep_reference = [&] {
         exp2_into(weights, scores, shift, p.scale_log2, block_sum);
@@ -358,7 +372,7 @@ template <class C> struct forward_kernel {
           map(rescale, maximum, [](real m) { return -m; });
           bool renew = block.first() || any_above(rescale, real(3.4e38));
           if (!renew) {
-            exp2_into(weights, scores, shift, plain ? p.scale_log2 : real(1), block_sum);
+            exp2_into(weights, scores, maximum, plain ? p.scale_log2 : real(1), block_sum);
             renew = any_above(block_sum, weight_limit<T>());
           }
           if (renew) {
@@ -387,7 +401,7 @@ template <class C> struct forward_kernel {
         clear_unseen(v);
         auto& k = key.wait();
         const bool more_than_first = C::modified ? !block.first() : j < blocks.end - 2;
-        if constexpr (C::modified) block = s.notes.tile.note[key.last()];
+        if constexpr (C::modified) block = s.notes.tile.note[key.last()].uniform();
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
         mma_AB(output, weights, v, more_than_first);

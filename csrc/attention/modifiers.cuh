@@ -46,15 +46,6 @@ template <class Element> struct score_rules {
   // Whether some of the caller's keys first <= key < last lie where no row sees them, whatever the mask.
   KITTENS_INLINE bool lies_beyond(int first, int last, int end) const { return first < first_key || (last < keys ? last : keys) > end; }
 
-  // What is known of 64 rows from `row` on and the keys first <= key < first + Keys: rows and keys beyond the tensor's count as either.
-  template <int Keys> KITTENS_INLINE bool is_empty(int batch, int head, int row, int first) const {
-    return all_are<Keys>(tile_empty, batch, head, row, first);
-  }
-  // The mask hides none of them.
-  template <int Keys> KITTENS_INLINE bool is_full(int batch, int head, int row, int first) const {
-    return !given.mask || row >= rows || (classes.tiles && all_are<Keys>(tile_full, batch, head, row, first));
-  }
-
   KITTENS_INLINE real steep(int batch, int head) const {
     if (!given.alibi_slopes) return real(0);
     return static_cast<const real*>(given.alibi_slopes)[batch * given.alibi_stride[0] + head * given.alibi_stride[1]] * log2_e;
@@ -119,14 +110,6 @@ template <class Element> struct score_rules {
   }
 
  private:
-  template <int Keys> KITTENS_INLINE bool all_are(tile_class kind, int batch, int head, int row, int first) const {
-    bool all = true;
-    const unsigned char* tiles = classes.tiles + classes.row_of_tiles(batch, head, row) * classes.key_tiles;
-    KITTENS_UNROLL for (int tile = first / class_tile; tile < (first + Keys) / class_tile; tile++)
-      all &= tile >= classes.key_tiles || tiles[tile] == kind;
-    return all;
-  }
-
   // Rows and keys of a tile beyond the tensor's: any value does.
   KITTENS_INLINE int64_t row_of(int row) const { return row < rows ? row : rows - 1; }
   KITTENS_INLINE int64_t key_of(int key) const { return key < keys ? key : keys - 1; }

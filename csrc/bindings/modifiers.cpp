@@ -106,12 +106,13 @@ classified_mask classify_mask(const score_modifiers& modifiers, const modifier_i
     return t;
   };
   const int64_t seen = m.rows == 1 ? 0 : planes * m.keys;
-  known.tiles = is_known ? given("mask_tiles", *inputs.mask_tiles, ScalarType::Byte, strips * classes.key_tiles)
-                         : empty_contiguous({strips * classes.key_tiles}, ScalarType::Byte, query);
+  known.tiles = is_known ? given("mask_tiles", *inputs.mask_tiles, ScalarType::Byte, planes * classes.plane_bytes())
+                         : empty_contiguous({planes * classes.plane_bytes()}, ScalarType::Byte, query);
   known.ranges = is_known ? given("mask_ranges", *inputs.mask_ranges, ScalarType::Int, strips * 2)
                           : empty_contiguous({strips * 2}, ScalarType::Int, query);
   known.seen = is_known ? given("mask_seen", *inputs.mask_seen, ScalarType::Byte, seen) : empty_contiguous({seen}, ScalarType::Byte, query);
   classes.tiles = static_cast<unsigned char*>(known.tiles->data_ptr());
+  classes.transposed = classes.tiles + planes * classes.plane_bytes() / 2;
   classes.ranges = static_cast<tile_range*>(known.ranges->data_ptr());
   if (m.rows == 1) {
     classes.seen = const_cast<unsigned char*>(m.mask);

@@ -1,13 +1,13 @@
 // Small kernels on the operations of attention's modified backward.
 #pragma once
-#include "tile_kernels.h"
+#include "mask_kernels.h"
 
 namespace kittens_tests {
 inline namespace KITTENS_MACHINE {
 
 // Tensor 0: t, 64 x C. Tensor 1: a number for each element. Tensor 2: five times 64 x C: 1000 t + 2 t, the latter by way
-// of T; t + 100 row + column, t where 3 divides row + column, t with the eights' and t with the fours' numbers and
-// places, all four in the groups of columns that begin below integer 0. Tensor 3: t / 3 in T.
+// of T; t + 100 row + column, t where 3 divides row + column, t with the signs that the numbers draw and t with those they
+// draw transposed, all four in the groups of columns that begin below integer 0. Tensor 3: t / 3 in T.
 template <class T, int C> struct signed_kernel {
   using real = accumulator<T>;
   static constexpr int warpgroups = 1;
@@ -20,7 +20,6 @@ template <class T, int C> struct signed_kernel {
     real* out = pointer<real>(p.a, 2);
     T* rounded = pointer<T>(p.a, 3);
     const int end = p.a.integers[0];
-    const auto draw = [=](int row, int column) { return numbers[row * C + column]; };
     register_tile<real, C> t;
     register_tile<T, C> u;
     read(t, source);
@@ -34,10 +33,11 @@ template <class T, int C> struct signed_kernel {
     zero_unless_below(t, end, [](int row, int column) { return (row + column) % 3 == 0; });
     write(out + 2 * 64 * C, t);
     read(t, source);
-    map_eights(t, end, draw, [](real x, int number, int a, int b) { return x + 8 * number + 4 * a + b; });
+    negate_undrawn(t, end, [=](int row, int column) { return drawn_bits{static_cast<uint32_t>(numbers[row * C + column])}; }, drawn_verdict{});
     write(out + 3 * 64 * C, t);
     read(t, source);
-    map_fours(t, end, draw, [](real x, int number, int a, int b) { return x + 8 * number + 4 * a + b; });
+    negate_undrawn_transposed(
+        t, end, [=](int column, int row) { return drawn_bits{static_cast<uint32_t>(numbers[row * C + column])}; }, drawn_verdict{});
     write(out + 4 * 64 * C, t);
     read(t, source);
     map(t, [=](int row, int column, real x) {

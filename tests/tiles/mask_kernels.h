@@ -41,10 +41,15 @@ template <class Real, int C> struct hide_kernel {
   }
 };
 
-// What decides on eight elements: the bits 4 a + b of a number.
+
+// What decides on eight elements: the bits 4 a + 2 b + e of a number. A pair is handed over with its bits as they are,
+// the verdict puts them where the operations look.
 struct drawn_bits {
-  int bits;
-  KITTENS_INLINE bool kept(int a, int b) const { return bits >> (4 * a + b) & 1; }
+  uint32_t bits;
+  KITTENS_INLINE uint32_t pair(int a, int b) const { return (bits >> (4 * a + 2 * b) & 1) | (bits >> (4 * a + 2 * b + 1) & 1) << 16; }
+};
+struct drawn_verdict {
+  KITTENS_INLINE uint32_t operator()(uint32_t pair) const { return pair << 15; }
 };
 
 // Tensor 0: 64 x C. Tensor 1: a number for each of its elements, of which those of the rows and columns that are asked
@@ -68,7 +73,7 @@ template <class T, int C> struct drop_kernel {
     register_tile<T, C> t;
     read(exact, pointer<real>(p.a, 0));
     convert(t, exact);
-    keep_drawn(t, [=](int row, int column) { return drawn_bits{numbers[row * C + column]}; });
+    keep_drawn(t, [=](int row, int column) { return drawn_bits{static_cast<uint32_t>(numbers[row * C + column])}; }, drawn_verdict{});
     store_async(p.to, rows_of(s.through, 0), t, {0, 0, 0});
     store_wait_all();
   }

@@ -157,11 +157,11 @@ template <int C> KITTENS_INLINE void exp2_columns(register_tile<float, C>& t, co
 template <int C, class First, class End> KITTENS_INLINE void keep_columns(register_tile<float, C>& t, First first, End end) {
   static_assert(C <= 128, "keep_columns: a thread's columns of a row must fit 32 bits");
   const auto below = [](int column) {  // one bit for each of this thread's columns below `column`: of every 8, it has two neighbours
-    const int x = column - thread::first_column(), own = x <= 0 ? 0 : 2 * (x / 8) + (x % 8 < 2 ? x % 8 : 2);
+    const int x = column - thread::first_column_now(), own = x <= 0 ? 0 : 2 * (x / 8) + (x % 8 < 2 ? x % 8 : 2);
     return own >= 32 ? ~0u : (1u << own) - 1;
   };
   KITTENS_UNROLL for (int r = 0; r < 2; r++) {
-    const int row = thread::first_row() + 8 * r;
+    const int row = thread::first_row_now() + 8 * r;
     const uint32_t visible = below(end(row)) & ~below(first(row));
     KITTENS_UNROLL for (int k = 0; k < C / 4; k++) {
       float& x = t.d[4 * (k / 2) + 2 * r + k % 2];
