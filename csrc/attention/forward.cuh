@@ -133,6 +133,15 @@ template <class C> struct forward_work {
     }
   }
 
+  // The message in registers, the same for all: what is read where it is needed takes as long as the products leave shared memory busy.
+  KITTENS_INLINE forward_work uniform() const {
+    forward_work w = *this;
+    for (int* number : {&w.row, &w.head, &w.batch, &w.first, &w.end}) *number = kittens::uniform(*number);
+    w.sink = kittens::uniform(sink);
+    if constexpr (C::modified) w.end_key = kittens::uniform(end_key);
+    return w;
+  }
+
   // The block to visit after block j, of those before it: of the modified class the first and the last are visited and the empty ones between
   // them are not.
   KITTENS_INLINE int before(int j) const {
@@ -313,7 +322,8 @@ template <class C> struct forward_kernel {
       mma_done(scores);
     }
     while (more) {  // the first scores of this tile are there
-      const forward_work<C>& w = mail.current();
+      const forward_work<C> w = mail.current().uniform();
+      mail.release();
       const int row = w.row + wg * 64;
       const forward_blocks<C> blocks(p, w, row);
       auto& q = query.current();
@@ -338,14 +348,10 @@ template <class C> struct forward_kernel {
         row_max(maximum, scores);
         map(shift, maximum, [&](real m) { return m == -infinity<real>() ? real(0) : m * scale(); });
         map(rescale, before, shift, [&](real m, real s) { return kittens::exp2(m * scale() - s); });
-        auto rescale_before = [&] {
-          map(sum, sum, rescale, [](real a, real f) { return a * f; });
-          if (!first_block) map_rows(output, rescale, [](real x, real f) { return x * f; });
-        };
-        if constexpr (C::modified) rescale_before();  // registers are scarcer there
         exp2_into(weights, scores, shift, scale(), block_sum);
-        if constexpr (!C::modified) rescale_before();
+        map(sum, sum, rescale, [](real a, real f) { return a * f; });
         map(sum, sum, block_sum, [](real a, real b) { return a + b; });
+        if (!first_block) map_rows(output, rescale, [](real x, real f) { return x * f; });
       };
       auto keep_reference = [&] {
         exp2_into(weights, scores, shift, p.scale_log2, block_sum);
@@ -357,7 +363,7 @@ template <class C> struct forward_kernel {
       };
       [[maybe_unused]] auto weigh = [&] {  // modified: the weights of the block from its scores
         if constexpr (C::modified) {
-          const score_place at{uniform(w.batch), uniform(w.head), uniform(row), uniform(block.block * C::block_n)};
+          const score_place at{w.batch, w.head, row, block.block * C::block_n};
           const auto first = [&](int r) { return p.mask.first_key(row + r) - at.key; };
           const auto end = [&](int r) {
             const int last = p.mask.end_key(row + r);
@@ -501,7 +507,6 @@ template <class C> struct forward_kernel {
           mma_done(scores);
         }
       }
-      mail.release();
     }
     if (C::take_turns && wg == 0) my_turn.sync();  // takes the last turn that was passed on
     store_wait_all();

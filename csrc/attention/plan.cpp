@@ -29,9 +29,8 @@ constexpr forward_rule rules_sm90[] = {
     {192, 128, false, any_length, 4, "head_dim <= 192, value_dim <= 128: 128x112 tiles"},
     {192, 192, true, any_length, 5, "head_dim <= 192: 128x96 tiles"},
     {192, 192, false, any_length, 5, "head_dim <= 192: 128x96 tiles"},
-    {256, 256, true, any_length, 7, "head_dim <= 256, masked: the next query loads early (624 against 571 TFLOP/s at 2k, 766 against 747 at 16k)"},
-    {256, 256, false, 8192, 7, "head_dim <= 256: the next query loads early (746 against 727 TFLOP/s at 2k, 796 against 783 at 8k)"},
-    {256, 256, false, any_length, 6, "head_dim <= 256, long rows: 128x80 tiles (771 against 766 TFLOP/s at 16k)"},
+    {256, 256, true, any_length, 6, "head_dim <= 256, masked: 128x64 tiles, the next query loads early (624 against 571 TFLOP/s at 2k)"},
+    {256, 256, false, any_length, 6, "head_dim <= 256: 128x64 tiles, the next query loads early (692 against 677 TFLOP/s at 2k, level from 8k)"},
 };
 
 constexpr forward_rule rules_sm90_modified[] = {

@@ -126,7 +126,7 @@ KITTENS_ALWAYS_INLINE void use([[maybe_unused]] const register_tile<T, C>& t, [[
 }
 
 // x, the same in the whole warpgroup: of use to the Hopper compiler only.
-KITTENS_INLINE int uniform(int x) { return x; }
+template <class T> KITTENS_INLINE T uniform(T x) { return x; }
 
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens

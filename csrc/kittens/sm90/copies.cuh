@@ -142,7 +142,7 @@ template <int N, class T, int R, int C> KITTENS_INLINE void zero_not_finite(shar
 template <int N, class T, int R, int C, class F> KITTENS_INLINE void zero_rows(shared_rows<shared_tile<T, R, C>> to, F zero) {
   using layout = tile_layout<T, R, C>;
   constexpr int chunks = layout::span_bytes / 16;
-  KITTENS_NO_UNROLL for (int row = thread::in_warpgroup(); row < N; row += 128) {
+  KITTENS_NO_UNROLL for (int row = static_cast<int>(thread::in_warpgroup_now()); row < N; row += 128) {
     if (!zero(row)) continue;
     char* span = reinterpret_cast<char*>(to.tile.data) + (to.first + row) * layout::span_bytes;
     KITTENS_NO_UNROLL for (int i = 0; i < layout::panels * chunks; i++)

@@ -91,6 +91,7 @@ KITTENS_INLINE int first_column_now() { return 2 * (in_warpgroup_now() & 3); }
 // x, the same in the whole warpgroup. A warp reduction yields a uniform register, so the compiler knows that a loop bounded by x does not diverge
 // and keeps ring positions and descriptors in uniform registers too: 743 instead of 661 TFLOP/s at head_dim 128, causal, 16k.
 KITTENS_INLINE int uniform(int x) { return __reduce_max_sync(~0u, x); }
+KITTENS_INLINE float uniform(float x) { return __int_as_float(uniform(__float_as_int(x))); }
 
 KITTENS_INLINE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
