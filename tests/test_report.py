@@ -25,6 +25,7 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dispatch, "cpu_prefers_torch", lambda *operands: False)
+    monkeypatch.setattr(dispatch, "gpu_prefers_torch", lambda *operands: False)
     before = kittens_torch.set_fallback("silent")
     yield
     kittens_torch.set_fallback(before)

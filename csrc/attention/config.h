@@ -1,5 +1,5 @@
 // The forward kernel's configurations: one row per tile shape, one table per machine. Everything a row implies (shared memory, registers) is
-// checked by static_asserts in forward.cuh. plan.cpp chooses among the rows.
+// checked by static_asserts in forward_shapes.cuh. plan.cpp chooses among the rows.
 #pragma once
 
 namespace kittens_torch {
@@ -26,12 +26,19 @@ inline constexpr forward_row forward_rows_sm90[] = {
     {128, 128, 192, 80, 2, 2, 1, true},
     // Short rows start sooner with 128. 512: 552 | 327; 16k: 739 | 708 where the row above reads 764 | 759.
     {128, 128, 128, 128, 2, 2, 1, true},
-    // One query stage is what 112 keys leave room for.
-    {192, 128, 128, 112, 2, 1, 1, true},
-    {192, 192, 128, 96, 2, 1, 0, true},
+    // Three consumers again. 10 heads, full | causal, 16k: 732 | 702; 2k: 602 | 578; 128x112 with two: 723 | 690 and 578 | 560.
+    {192, 128, 192, 80, 2, 1, 1, true},
+    // The output leaves in halves through a buffer of its own, so the next query loads early. 10 heads, 16k: 755 | 707; 2k: 731 | 587; in whole
+    // through the query's buffer 753 | 701 and 712 | 549.
+    {192, 192, 128, 96, 2, 1, 2, true},
     // O alone takes 128 registers a thread. It leaves in halves through a buffer of its own, so the next query loads early. 16k: 766 | 766; 2k: 746 |
     // 624; with 80 keys through the query's buffer 771 | 747 and 727 | 571.
     {256, 256, 128, 64, 2, 1, 2, true},
+    // Few query rows: one consumer, so that twice the multiprocessors have a tile. Eight heads of 512 keys: 5.8 against 8.7, 8.0 against 10.1 and 10.9
+    // against 14.0 us (CUDA graph).
+    {64, 64, 64, 128, 3, 2, 1, false},
+    {128, 128, 64, 128, 2, 2, 1, false},
+    {256, 256, 64, 64, 2, 2, 1, false},
 };
 
 // The modified class, one row for each class of head dims: tiles made of 64 x 64 class tiles, and two consumers, which leave registers for what

@@ -181,7 +181,7 @@ KITTENS_INLINE void store_wait_read() {
   if (thread::in_warpgroup() == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 KITTENS_INLINE void store_wait_all() {
-  if (thread::in_warpgroup() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  if (thread::in_warpgroup_now() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 template <class T, int R, int C>
