@@ -18,7 +18,8 @@ from .backward import run_backward, run_backward_modified
 SECOND_DERIVATIVE = (
     "kittens_torch's kernels have no second derivative of attention. For the part of the model that is differentiated "
     "twice call kittens_torch.attention(..., double_backward=True), or "
-    "torch.nn.functional.scaled_dot_product_attention under torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
+    "torch.nn.functional.scaled_dot_product_attention under "
+    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
 )
 
 

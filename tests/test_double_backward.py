@@ -223,17 +223,28 @@ def test_transforms_of_torch_func() -> None:
 
 
 def test_dropout_under_vmap() -> None:
-    """Batches of a mapped dimension drop differently, and the recorded backward drops what the forward did."""
+    """Batches of a mapped dimension drop differently; either backward drops what the forward did, with sinks too."""
     query, key, value = (normal(3, 2, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+    sinks = normal(3, 2, dtype=torch.float64)
 
-    def gradient(**keywords: Any) -> Tensor:
-        def loss(*tensors: Tensor) -> Tensor:
-            return attention(*tensors, dropout_p=0.5, **keywords).square().sum()
+    for randomness in ("same", "different"):
+        for of_sinks in (None, 0):
 
-        torch.manual_seed(2)
-        return torch.func.vmap(torch.func.grad(loss, argnums=2), randomness="same")(query, key, value)
+            def loss(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, twice: bool) -> tuple[Tensor, Tensor]:
+                output = attention(query, key, value, dropout_p=0.5, sinks=sinks, double_backward=twice)
+                return output.sum(), output
 
-    torch.testing.assert_close(gradient(double_backward=True), gradient())
+            found = []
+            for twice in (False, True):
+                run = torch.func.grad(functools.partial(loss, twice=twice), argnums=(2, 3), has_aux=True)
+                torch.manual_seed(2)
+                mapped = torch.func.vmap(run, (0, 0, 0, of_sinks), randomness=randomness)
+                (of_value, gradient), output = mapped(query, key, value, sinks if of_sinks == 0 else sinks[0])
+                # The output is linear in the values.
+                torch.testing.assert_close((of_value * value).sum(), output.sum())
+                found.append((of_value, gradient, output))
+            for ours, recorded in zip(*found, strict=True):
+                torch.testing.assert_close(ours, recorded)
 
 
 def test_batched_gradients() -> None:
