@@ -55,8 +55,10 @@ def batch_over_modified(op: Callable[..., tuple[Tensor, ...]]) -> None:
         if dims[_SINKS] is not None:
             sinks = arguments[_SINKS].movedim(dims[_SINKS], 0)
             without = [None if place == _SINKS else argument for place, argument in enumerate(arguments)]
-            results, _ = rule(info, tuple(None if place == _SINKS else dim for place, dim in enumerate(dims)), *without)
-            return _with_sinks(*results, sinks), (0, 0)
+            (output, logsumexp), _ = rule(
+                info, tuple(None if place == _SINKS else dim for place, dim in enumerate(dims)), *without
+            )
+            return _with_sinks(output, logsumexp, sinks), (0, 0)
         query = arguments[0]
         batch = query.shape[0] if dims[0] is None else query.movedim(dims[0], 0).shape[1]
         folded = []
