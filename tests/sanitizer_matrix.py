@@ -3,8 +3,8 @@
     make sanitize                                  every part under memcheck, then racecheck
     compute-sanitizer --tool racecheck python tests/sanitizer_matrix.py backward
 
-Parts are named as the operators: forward, forward_modified, backward, backward_modified; without a name all run. Each has
-some 60 launches, which racecheck takes minutes for. Operands and the float64 results come from the CPU, so that the
+Parts are named as the operators: forward, forward_modified, backward, backward_modified; without a name all run. Each
+has some 60 launches, which racecheck takes minutes for. Operands and float64 results come from the CPU, so that the
 kernels are almost all that runs on the GPU. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 memcheck sees the end of each tensor.
 Exit status 1: a wrong number. `--device cpu` runs the same calls, with the CPU's configurations.
 """
