@@ -322,8 +322,9 @@ def test_repeats_are_the_same_bit_for_bit(machine: str, dtype: torch.dtype, dete
 
 
 @usual
-def test_only_what_is_asked_for(machine: str, dtype: torch.dtype) -> None:
-    plain = together(call(machine, dtype, head_dim=64))
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_only_what_is_asked_for(machine: str, dtype: torch.dtype, head_dim: int) -> None:
+    plain = together(call(machine, dtype, head_dim=head_dim))
     full = plain.gradients()
     for needed in itertools.product((False, True), repeat=4):
         plain.needed = needed

@@ -95,7 +95,8 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       const backward_key_work<C>& w = mail.current();
       value.follow(key);
       auto& k = key.wait();
-      auto& v = value.wait();
+      auto& v = value.current();  // only a place for dV
+      if (p.need_value) value.wait();
       fill(value_gradient, real(0));
       walk(p, w, 0, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
         gradient.follow(query);
@@ -162,7 +163,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       }
       store_wait_read();
       key.release();
-      value.release();
+      p.need_value ? value.release() : value.skip();
       mail.release();
     }
     for (int b = 0; b < 2; b++) named_barrier{weights_read + b, consumers}.sync();  // takes what was passed on
@@ -185,7 +186,9 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
     while (mail.wait().key >= 0) {
       const backward_key_work<C>& w = mail.current();
       value.follow(key);
-      auto& k = key.wait();
+      const bool reads_key = SumsQuery || p.need_key;
+      auto& k = key.current();
+      if (reads_key) key.wait();
       auto& v = value.wait();
       fill(key_gradient, real(0));
       walk(p, w, 1, [&](tile_sums<real, false>& sums, [[maybe_unused]] int head, int i, [[maybe_unused]] bool masked) {
@@ -249,7 +252,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         store_async(p.grad_key, rows_of(k, 0), rounded, {w.key, w.head, w.batch});
       }
       store_wait_read();
-      key.release();
+      reads_key ? key.release() : key.skip();
       value.release();
       mail.release();
     }
