@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dropout_rule import kept, share_dropped
-from helpers import assert_accurate, assert_logsumexp, check_forward, check_result, doubles
+from helpers import assert_accurate, assert_logsumexp, check_result, doubles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -79,10 +79,10 @@ masks = st.fixed_dictionaries(
 def test_forward(device: str, data: st.DataObject, keywords: dict[str, Any]) -> None:
     tensors = data.draw(operands(device))
     before = [tensor.clone() for tensor in tensors]
-    output, _ = check_forward(*tensors, **keywords)
+    check_modified(tensors, keywords, 0.0)
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
     faked, _ = torch.ops.kittens_torch.forward(*(tensor.to("meta") for tensor in tensors), 1.0, 0, -1, -1)
-    assert faked.shape == output.shape
+    assert faked.shape == (*tensors[0].shape[:3], tensors[2].shape[3])
 
 
 @given(operands("checked"), masks, st.integers(0, 2**31 - 1))
@@ -145,13 +145,16 @@ def of_reference(keywords: dict[str, Any], p: float, query: Tensor, key: Tensor)
 
 
 def check_modified(tensors: tuple[Tensor, Tensor, Tensor], keywords: dict[str, Any], p: float) -> None:
-    query, key, _ = tensors
+    query, key, value = tensors
     torch.manual_seed(5)
     output, logsumexp = kittens_torch.attention(*tensors, return_lse=True, dropout_p=p, **keywords)
     keywords = of_reference(keywords, p, query, key)
     exact, exact_logsumexp = reference.attention(*doubles(*tensors), **keywords)
     same_formula, _ = reference.attention(*tensors, **keywords)
-    assert_accurate("output", output, exact, same_formula, 2)
+    # An output of few elements may be rounded luckily by the same formula.
+    size, _ = reference.attention(*doubles(query, key, value.abs()), **keywords)
+    allowed = exact + (same_formula - exact).abs() + torch.finfo(query.dtype).eps / 2 * size
+    assert_accurate("output", output, exact, allowed, 2)
     assert_logsumexp(logsumexp, exact_logsumexp, query.dtype)
 
 
