@@ -163,7 +163,9 @@ def attention(
         then made of torch operations, which hold several tensors of (B, Hq, Lq, Lk) in float32 (float64 for float64)
         in memory. Elsewhere the kernels run as without it. Compiled graphs have no second derivative.
     mask: bool, True = visible; bias: float32 or the query's dtype, added to the scores, differentiable. Both of any
-        shape that broadcasts to (B, Hq, Lq, Lk) and any strides: they are read where they are.
+        shape that broadcasts to (B, Hq, Lq, Lk) and any strides: they are read where they are. A finite bias of -1e8 or
+        less (-1e18 for float64), such as the most negative number, hides a key from rows that see others; in a row of
+        nothing else all such keys count alike, as in torch, and its logsumexp is near -11356.
     key_lengths: (B), int32 or int64: keys from this one on are hidden.
     softcap: scores become softcap * tanh(scores / softcap) before anything is added; 0 for none.
     alibi_slopes: (Hq) or (B, Hq), float32 or the query's dtype: slope * |i + Lk - Lq - j| is subtracted.

@@ -72,6 +72,7 @@ template <class T, bool transposed> struct backward_scores {
       add_distances(scores, factor);
       factor = real(1);
     }
+    if (rules.given.bias) kittens::map(scores, [](real x) { return raise_masked(x); });
     exponentiate(factor);
     // A weight is at most 1. That of a score so large that the logsumexp has lost its last digits may come out as infinite.
     if (rules.given.bias) kittens::map(scores, [](real x) { return x > real(1) ? real(1) : x; });

@@ -93,6 +93,7 @@ template <class Element> struct score_rules {
         y -= slope * static_cast<real>(distance < 1 ? 1 - distance : distance - 1);
       });
     }
+    if (given.bias) map(scores, [](real x) { return raise_masked(x); });
   }
 
   // What the mask hides becomes -infinity.

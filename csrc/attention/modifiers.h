@@ -42,4 +42,16 @@ KITTENS_HOST_DEVICE int64_t modifier_offset(const int64_t (&stride)[4], int batc
 inline constexpr double least_bias_float = -1.7e38;
 inline constexpr double least_bias_double = -1.2e308;
 
+// Finite scores, in base 2, below the first are a mask's: -1e9 or the most negative number of a bias has swallowed q.k. They count as the second,
+// so that the logsumexp of a row that sees nothing else keeps the digits of its number of keys: without them its weights, exp2(score - logsumexp),
+// would add up to that number in the backward. No closer to 0, since masks of -1e4 are in use and such a key counts before one that is swallowed.
+inline constexpr double swallowed_score_float = -1e8;
+inline constexpr double swallowed_score_double = -1e18;
+inline constexpr double masked_score = -16384;
+template <class Real> KITTENS_HOST_DEVICE Real raise_masked(Real score) {
+  constexpr Real swallowed = sizeof(Real) == 8 ? Real(swallowed_score_double) : Real(swallowed_score_float);
+  constexpr Real least = sizeof(Real) == 8 ? Real(-1.7976931348623157e308) : Real(-3.4028234e38f);
+  return score < swallowed && score >= least ? Real(masked_score) : score;
+}
+
 }  // namespace kittens_torch
