@@ -34,9 +34,10 @@ build: .venv/tools
 	@touch $@
 
 sanitize: build
-	@for tool in memcheck racecheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 1 .venv/bin/python tests/sanitizer_matrix.py || exit 1; \
-	done
+	@for tool in memcheck racecheck; do for part in forward forward_modified backward backward_modified; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    .venv/bin/python tests/sanitizer_matrix.py $$part || exit 1; \
+	done; done
 
 dist: build
 	@.venv/bin/python -m build --no-isolation --sdist --wheel

@@ -5,48 +5,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from . import modified, ops
+from . import double_backward, modified, ops
 from .backward import run_backward, run_backward_modified
 
 SECOND_DERIVATIVE = (
-    "kittens_torch has no second derivative of attention. For the part of the model that is differentiated twice call "
+    "kittens_torch's kernels have no second derivative of attention. For the part of the model that is differentiated "
+    "twice call kittens_torch.attention(..., double_backward=True), or "
     "torch.nn.functional.scaled_dot_product_attention under "
     "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
 )
 
 
-def _gradients(
-    needed: tuple[bool, bool, bool],
-    grad_output: Tensor | None,
-    grad_logsumexp: Tensor | None,
-    saved: tuple[Tensor, ...],
-    settings: tuple[Any, ...],
-    deterministic: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    grads = run_backward(grad_output, grad_logsumexp, saved, settings, needed, deterministic)
-    return tuple(grad if need else None for grad, need in zip(grads, needed, strict=True))  # type: ignore[return-value]
-
-
-class _Backward(torch.autograd.Function):
-    """The first derivative as a node of its own under create_graph=True, so that a second one is refused, not wrong."""
+class _Once(torch.autograd.Function):
+    """A number 1 without a derivative: what is multiplied by it is refused a derivative in `tensors`, not given 0."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        needed: tuple[bool, bool, bool],
-        settings: tuple[Any, ...],
-        deterministic: bool,
-        grad_output: Tensor | None,
-        grad_logsumexp: Tensor | None,
-        *saved: Tensor,
-    ) -> tuple[Tensor | None, ...]:
-        return _gradients(needed, grad_output, grad_logsumexp, saved, settings, deterministic)
+    def forward(*tensors: Tensor) -> Tensor:
+        return tensors[0].new_ones(())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -57,11 +41,54 @@ class _Backward(torch.autograd.Function):
         raise RuntimeError(SECOND_DERIVATIVE)
 
 
+def _graph_is_built() -> bool:
+    """Whether autograd records the backward that runs: create_graph=True, or torch.func, which always does.
+
+    A compiled graph does not know; torch refuses to differentiate one twice.
+    """
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def _only_once(
+    gradients: Callable[..., tuple[Tensor | None, ...]],
+    needed: tuple[bool, ...],
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor | None, ...]:
+    """The gradients, whose own derivative is refused.
+
+    Products with numbers, since under the vmap of `is_grads_batched`, where the incoming gradients alone are mapped, no
+    function of these reaches the graph, but a product does with one of what is not mapped.
+    """
+    with torch.no_grad():
+        grads = gradients(needed, grad_output, grad_logsumexp, *rest)
+    once = _Once.apply(*_tensors(rest)) * _Once.apply(*_tensors((grad_output, grad_logsumexp)))
+    return tuple(None if grad is None else grad * once.to(grad.dtype) for grad in grads)
+
+
+def _tensors(arguments: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+
+
+def _gradients(
+    needed: tuple[bool, bool, bool],
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    saved: tuple[Tensor, ...],
+    settings: tuple[Any, ...],
+    deterministic: bool,
+) -> tuple[Tensor | None, ...]:
+    grads = run_backward(grad_output, grad_logsumexp, saved, settings, needed, deterministic)
+    return tuple(grad if need else None for grad, need in zip(grads, needed, strict=True))
+
+
 class Attention(torch.autograd.Function):
     """(output, logsumexp) of the forward op, both differentiable in query, key and value.
 
     `deterministic` asks for gradients that are the same bit for bit at every run, as
-    `torch.use_deterministic_algorithms(True)` does at the time of the backward.
+    `torch.use_deterministic_algorithms(True)` does at the time of the backward. `twice` makes the backward of torch
+    operations wherever autograd records it.
     """
 
     generate_vmap_rule = True
@@ -76,15 +103,17 @@ class Attention(torch.autograd.Function):
         window_left: int,
         window_right: int,
         deterministic: bool,
+        twice: bool,
     ) -> tuple[Tensor, Tensor]:
         return ops.run_forward(query, key, value, scale, corner, window_left, window_right)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        query, key, value, *settings, deterministic = inputs
+        query, key, value, *settings, deterministic, twice = inputs
         ctx.save_for_backward(query, key, value, *output)
         ctx.settings = tuple(settings)
         ctx.deterministic = deterministic
+        ctx.twice = twice
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -92,12 +121,16 @@ class Attention(torch.autograd.Function):
         saved = ctx.saved_tensors
         needed = tuple(ctx.needs_input_grad[:3])
         if grad_output is None and grad_logsumexp is None:
-            grads: tuple[Tensor | None, ...] = (None, None, None)
-        elif torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            grads = _Backward.apply(needed, ctx.settings, ctx.deterministic, grad_output, grad_logsumexp, *saved)
+            return (None,) * 9
+        if ctx.twice and _graph_is_built():
+            query, key, value = saved[:3]
+            grads = double_backward.gradients(
+                (*needed, False, False), grad_output, grad_logsumexp, query, key, value, ctx.settings
+            )[:3]
         else:
-            grads = _gradients(needed, grad_output, grad_logsumexp, saved, ctx.settings, ctx.deterministic)
-        return (*grads, None, None, None, None, None)
+            arguments = (needed, grad_output, grad_logsumexp, saved, ctx.settings, ctx.deterministic)
+            grads = _only_once(_gradients, *arguments) if _graph_is_built() else _gradients(*arguments)
+        return (*grads, None, None, None, None, None, None)
 
 
 def _modified_gradients(
@@ -135,41 +168,6 @@ def _sink_gradient(
     return -(weight * delta).sum((0, 2))
 
 
-class _ModifiedBackward(torch.autograd.Function):
-    """As `_Backward`, of `ModifiedAttention`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        needed: tuple[bool, bool, bool, bool, bool],
-        settings: tuple[Any, ...],
-        numbers: tuple[float, float, bool],
-        grad_output: Tensor | None,
-        grad_logsumexp: Tensor | None,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        key_lengths: Tensor | None,
-        alibi_slopes: Tensor | None,
-        sinks: Tensor | None,
-        state: Tensor | None,
-        *saved: Tensor,
-    ) -> tuple[Tensor | None, ...]:
-        dropout_p, softcap, deterministic = numbers
-        modifiers = (mask, bias, key_lengths, alibi_slopes, state, dropout_p, softcap)
-        return _modified_gradients(
-            needed, grad_output, grad_logsumexp, saved, modifiers, sinks, settings, deterministic
-        )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass  # Having it is what torch.func asks for; nothing is saved.
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        raise RuntimeError(SECOND_DERIVATIVE)
-
-
 class ModifiedAttention(torch.autograd.Function):
     """(output, logsumexp) of the forward op with modifiers, differentiable in query, key, value, bias and sinks."""
 
@@ -193,6 +191,7 @@ class ModifiedAttention(torch.autograd.Function):
         dropout_p: float,
         softcap: float,
         deterministic: bool,
+        twice: bool,
     ) -> tuple[Tensor, Tensor]:
         settings = (scale, corner, window_left, window_right)
         tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
@@ -203,24 +202,28 @@ class ModifiedAttention(torch.autograd.Function):
         query, key, value = inputs[:3]
         ctx.save_for_backward(query, key, value, *output, *inputs[7:13])
         ctx.settings = inputs[3:7]
-        ctx.numbers = inputs[13:]
+        ctx.numbers = inputs[13:15]
+        ctx.deterministic, ctx.twice = inputs[15:]
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors  # once: under checkpoint each look computes the forward again
-        saved, modifiers = tensors[:5], tensors[5:]
+        if grad_output is None and grad_logsumexp is None:
+            return (None,) * 17
+        saved, (mask, bias, key_lengths, alibi_slopes, sinks, state) = tensors[:5], tensors[5:]
+        modifiers = (mask, bias, key_lengths, alibi_slopes, state, *ctx.numbers)
         needs = ctx.needs_input_grad
         needed = (*needs[:3], needs[8], needs[11])
-        if grad_output is None and grad_logsumexp is None:
-            grads: tuple[Tensor | None, ...] = (None,) * 5
-        elif torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            grads = _ModifiedBackward.apply(
-                needed, ctx.settings, ctx.numbers, grad_output, grad_logsumexp, *modifiers, *saved
+        if ctx.twice and _graph_is_built():
+            query, key, value = saved[:3]
+            grads = double_backward.gradients(
+                needed, grad_output, grad_logsumexp, query, key, value, ctx.settings, modifiers, sinks
             )
         else:
-            grads = _ModifiedBackward.forward(
-                needed, ctx.settings, ctx.numbers, grad_output, grad_logsumexp, *modifiers, *saved
+            arguments = (needed, grad_output, grad_logsumexp, saved, modifiers, sinks, ctx.settings, ctx.deterministic)
+            grads = (
+                _only_once(_modified_gradients, *arguments) if _graph_is_built() else _modified_gradients(*arguments)
             )
         of_query, of_key, of_value, of_bias, of_sinks = grads
-        return (of_query, of_key, of_value, *(None,) * 5, of_bias, None, None, of_sinks, *(None,) * 4)
+        return (of_query, of_key, of_value, *(None,) * 5, of_bias, None, None, of_sinks, *(None,) * 5)

@@ -117,9 +117,11 @@ def of_attention(
     scale: Any,
     return_lse: Any,
     deterministic: Any,
+    double_backward: Any,
 ) -> Operands:
     """Operands of `attention(...)`, which never goes to torch: what it cannot run, it refuses."""
     checks.flag("return_lse", return_lse)
+    checks.flag("double_backward", double_backward)
     if deterministic is not None:
         checks.flag("deterministic", deterministic)
     for argument, operand in (("query", query), ("key", key), ("value", value)):

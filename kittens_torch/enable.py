@@ -242,7 +242,8 @@ def enable() -> None:
     well; gradients on the CPU, and whatever torch gives to its memory-efficient kernel or its math (`sdpa_kernel`,
     float32 on a GPU, a mask with a gradient, unequal head dims on the CPU), stay torch's. A call that none of our
     kernels covers, or with dropout, runs torch's kernel after a warning once per reason (`set_fallback`). On the CPU a
-    call with a mask, or that torch is expected to run faster, stays there as well, without a warning.
+    call with a mask, or that torch is expected to run faster, stays there as well, without a warning. A second
+    derivative torch refuses as without us; its math under `sdpa_kernel(SDPBackend.MATH)` has it.
 
     The same as `torch.nn.attention.activate_flash_attention_impl("kittens")`. Another implementation of that registry
     that is active gives way, and comes back at `disable`. Enabling twice is enabling once.

@@ -91,7 +91,7 @@ def scaled_dot_product_attention(
         corner = call.UPPER_LEFT if is_causal else 0
         try:
             if _is_differentiated(query, key, value):
-                return Attention.apply(query, key, value, factor, corner, -1, -1, False)[0]
+                return Attention.apply(query, key, value, factor, corner, -1, -1, False, False)[0]
             return ops.forward(query, key, value, factor, corner, -1, -1)[0]
         except RuntimeError:
             pass
@@ -143,6 +143,7 @@ def attention(
     scale: float | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
+    double_backward: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softcap(scale q k^T) + bias - ALiBi) v over the visible keys, always on our own machine.
 
@@ -157,8 +158,14 @@ def attention(
         differentiable as well.
     deterministic: True asks for gradients that are the same bit for bit at every run, as
         torch.use_deterministic_algorithms(True) does; the output always is.
+    double_backward: True allows second and higher derivatives, with every option and the same dropout; without it a
+        second one raises RuntimeError. Where autograd records the backward (create_graph=True, torch.func.grad), it is
+        then made of torch operations, which hold several tensors of (B, Hq, Lq, Lk) in float32 (float64 for float64)
+        in memory. Elsewhere the kernels run as without it. Compiled graphs have no second derivative.
     mask: bool, True = visible; bias: float32 or the query's dtype, added to the scores, differentiable. Both of any
-        shape that broadcasts to (B, Hq, Lq, Lk) and any strides: they are read where they are.
+        shape that broadcasts to (B, Hq, Lq, Lk) and any strides: they are read where they are. A finite bias of -1e8 or
+        less (-1e18 for float64), such as the most negative number, hides a key from rows that see others; in a row of
+        nothing else all such keys count alike, as in torch, and its logsumexp is near -11356.
     key_lengths: (B), int32 or int64: keys from this one on are hidden.
     softcap: scores become softcap * tanh(scores / softcap) before anything is added; 0 for none.
     alibi_slopes: (Hq) or (B, Hq), float32 or the query's dtype: slope * |i + Lk - Lq - j| is subtracted.
@@ -170,9 +177,8 @@ def attention(
     A key is visible where causal, window, mask and key_lengths all admit it.
 
     Returns the output (B, Hq, Lq, Dv) in the dtype and layout of the query; a row without a visible key is 0 with
-    logsumexp -inf (with a sink: the sink). Differentiable once. Under autocast the inputs are cast as for torch's
-    attention. Raises TypeError, ValueError, RuntimeError or NotImplementedError naming the argument, its value and what
-    is allowed.
+    logsumexp -inf (with a sink: the sink). Under autocast the inputs are cast as for torch's attention. Raises
+    TypeError, ValueError, RuntimeError or NotImplementedError naming the argument, its value and what is allowed.
 
     Source of the formula: Vaswani et al., Attention Is All You Need, section 3.2.1.
     """
@@ -192,21 +198,22 @@ def attention(
         scale=scale,
         return_lse=return_lse,
         deterministic=deterministic,
+        double_backward=double_backward,
     )
     if not _is_tracing() and watchers:
         for watcher in watchers:
             watcher.attention_runs(query, key, value, scale, operands)
-    output, logsumexp = _run(operands, deterministic is True)
+    output, logsumexp = _run(operands, deterministic is True, double_backward)
     return (output, logsumexp) if return_lse else output
 
 
-def _run(operands: call.Operands, deterministic: bool = False) -> tuple[Tensor, Tensor]:
+def _run(operands: call.Operands, deterministic: bool = False, twice: bool = False) -> tuple[Tensor, Tensor]:
     query, key, value = operands.query, operands.key, operands.value
     settings = (operands.scale, operands.corner, operands.window_left, operands.window_right)
     if operands.modifiers is not None:
-        return _run_modified(query, key, value, settings, operands.modifiers, deterministic)
+        return _run_modified(query, key, value, settings, operands.modifiers, deterministic, twice)
     if _is_differentiated(query, key, value):
-        return Attention.apply(query, key, value, *settings, deterministic)
+        return Attention.apply(query, key, value, *settings, deterministic, twice)
     return ops.run_forward(query, key, value, *settings)
 
 
@@ -217,6 +224,7 @@ def _run_modified(
     settings: tuple[float, int, int, int],
     modifiers: call.Modifiers,
     deterministic: bool,
+    twice: bool,
 ) -> tuple[Tensor, Tensor]:
     mask, bias, key_lengths, alibi_slopes, sinks, dropout_p, softcap = modifiers
     drops_all, state = dropout_p == 1.0, None
@@ -228,7 +236,8 @@ def _run_modified(
         state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=query.device)
     tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
     if _is_differentiated(query, key, value, bias, sinks):
-        result = ModifiedAttention.apply(query, key, value, *settings, *tensors, dropout_p, softcap, deterministic)
+        numbers = (dropout_p, softcap, deterministic, twice)
+        result = ModifiedAttention.apply(query, key, value, *settings, *tensors, *numbers)
     else:
         result = modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
     output, logsumexp = result

@@ -46,16 +46,19 @@ def batch_over_modified(op: Callable[..., tuple[Tensor, ...]]) -> None:
     """Registers the rule for a forward op with modifiers: as `batch_over`, but the modifiers broadcast.
 
     A modifier that is not mapped and has one entry for all batches stays as it is. Mapped sinks, of which the op takes
-    one set, run one call for each.
+    one set, come in after it.
     """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size = info.batch_size
         dims = (*in_dims, *[None] * (len(arguments) - len(in_dims)))
         if dims[_SINKS] is not None:
-            pairs = list(zip(arguments, dims, strict=True))
-            calls = [op(*(_at(argument, dim, index) for argument, dim in pairs)) for index in range(size)]
-            return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0, 0)
+            sinks = arguments[_SINKS].movedim(dims[_SINKS], 0)
+            without = [None if place == _SINKS else argument for place, argument in enumerate(arguments)]
+            (output, logsumexp), _ = rule(
+                info, tuple(None if place == _SINKS else dim for place, dim in enumerate(dims)), *without
+            )
+            return _with_sinks(output, logsumexp, sinks), (0, 0)
         query = arguments[0]
         batch = query.shape[0] if dims[0] is None else query.movedim(dims[0], 0).shape[1]
         folded = []
@@ -72,8 +75,11 @@ def batch_over_modified(op: Callable[..., tuple[Tensor, ...]]) -> None:
     torch.library.register_vmap(op, rule)  # type: ignore[arg-type]
 
 
-def _at(argument: Any, dim: int | None, index: int) -> Any:
-    return argument if dim is None else argument.select(dim, index)
+def _with_sinks(output: Tensor, logsumexp: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a call without sinks: output (size, B, H, L, Dv) and logsumexp (size, B, H, L), with sinks (size, H)."""
+    joint = torch.logaddexp(logsumexp, sinks[:, None, :, None])
+    share = torch.exp(logsumexp - joint).masked_fill(logsumexp == -float("inf"), 0.0)
+    return (output * share.unsqueeze(-1)).to(output.dtype), joint
 
 
 def _fold_broadcast(argument: Tensor, dim: int | None, size: int, batch: int, rank: int) -> Tensor:

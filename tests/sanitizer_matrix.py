@@ -1,97 +1,242 @@
 """A small matrix of every GPU configuration, to be run under NVIDIA's compute-sanitizer.
 
-    make sanitize                     memcheck, then racecheck
-    compute-sanitizer --tool memcheck python tests/sanitizer_matrix.py
+    make sanitize                                  every part under memcheck, then racecheck
+    compute-sanitizer --tool racecheck python tests/sanitizer_matrix.py backward
 
-Results are checked against float64 as well. Exit status 1: a wrong number.
+Parts are named as the operators: forward, forward_modified, backward, backward_modified; without a name all run. Each
+has some 60 launches, which racecheck takes minutes for. Operands and float64 results come from the CPU, so that the
+kernels are almost all that runs on the GPU. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 memcheck sees the end of each tensor.
+Exit status 1: a wrong number. `--device cpu` runs the same calls, with the CPU's configurations.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from dropout_rule import kept, share_dropped
+from helpers import CORNERS, assert_accurate, inputs, normal
+from torch import Tensor
 
-import kittens_torch
-from kittens_torch import reference
+from kittens_torch import dispatch, reference
+from kittens_torch.backward import backward, backward_modified
+from kittens_torch.ops import forward, forward_modified
 
-# (head_dim, value_dim, configurations of the sm90 table that take them)
-CLASSES = ((64, 64, (0,)), (96, 96, (1,)), (128, 128, (2, 3)), (192, 128, (4,)), (192, 192, (5,)), (256, 256, (6, 7)))
-LENGTHS = ((130, 130), (64, 200), (257, 97))
-MASKS = ((0, -1, -1), (2, -1, -1), (0, 40, 10))  # corner, window left, window right
-
-
-def visible(length_q: int, length_k: int, corner: int, left: int, right: int) -> torch.Tensor:
-    offset = length_k - length_q
-    distance = torch.arange(length_k, device="cuda") - torch.arange(length_q, device="cuda").unsqueeze(1) - offset
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    if corner:
-        seen &= distance <= 0
-    if left >= 0:
-        seen &= distance >= -left
-    if right >= 0:
-        seen &= distance <= right
-    return seen
+DTYPE = torch.bfloat16
+LENGTHS = ((130, 131), (64, 200), (257, 97))  # rows of masks and biases that begin at every alignment, but the second's
+INTERVALS = ((0, -1, -1), (2, -1, -1), (0, 40, 10))  # corner, window left, window right
 
 
-def wrong_calls() -> Iterator[str]:
-    forward = torch.ops.kittens_torch.forward.default
-    for head_dim, value_dim, configurations in CLASSES:
-        for length_q, length_k in LENGTHS:
-            query = torch.randn(1, 2, length_q, head_dim, device="cuda", dtype=torch.bfloat16)
-            key = torch.randn(1, 1, length_k, head_dim, device="cuda", dtype=torch.bfloat16)
-            value = torch.randn(1, 1, length_k, value_dim, device="cuda", dtype=torch.bfloat16)
-            for mask in MASKS:
-                scores = query.double() @ key.double().mT * head_dim**-0.5
-                scores.masked_fill_(~visible(length_q, length_k, *mask), float("-inf"))
-                exact = scores.softmax(-1).nan_to_num() @ value.double()
-                for configuration in configurations:
-                    output, _ = forward(query, key, value, head_dim**-0.5, *mask, configuration)
-                    error = (output - exact).abs().max().item()
-                    if not error < 3e-2:
-                        shape = f"{length_q} x {length_k}, head dims {head_dim} and {value_dim}"
-                        yield f"{shape}, mask {mask}, configuration {configuration}: off by {error}"
+def machine(device: str) -> str:
+    return "sm90" if device == "cuda" else "cpu"
 
 
-def wrong_modified_calls() -> Iterator[str]:
-    """Masks and biases of every kind of alignment, at the edges of their memory."""
-    for head_dim in (64, 128, 256):
-        for length_q, length_k in LENGTHS:
-            query, key, value = (
-                torch.randn(1, heads, length, head_dim, device="cuda", dtype=torch.bfloat16)
-                for heads, length in ((2, length_q), (1, length_k), (1, length_k))
+def keywords_of(interval: tuple[int, int, int]) -> dict[str, Any]:
+    """An interval as the reference takes it."""
+    corner, *sides = interval
+    return {"causal": CORNERS[corner], "window": tuple(None if side < 0 else side for side in sides)}
+
+
+def grouped(lengths: tuple[int, int], head_dim: int, value_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two heads of queries to one of keys."""
+    length_q, length_k = lengths
+    shape = {"heads": 2, "heads_k": 1, "length_q": length_q, "length_k": length_k}
+    return inputs("cpu", DTYPE, **shape, head_dim=head_dim, value_dim=value_dim)
+
+
+def on(device: str, *operands: Any) -> list[Any]:
+    """The same there; a tensor keeps its strides and what alignment it lacks."""
+
+    def moved(operand: Any) -> Any:
+        if not isinstance(operand, Tensor):
+            return operand
+        storage = operand.new_empty(0).set_(operand.untyped_storage()).to(device)
+        return storage.as_strided(operand.shape, operand.stride(), operand.storage_offset())
+
+    return [moved(operand) for operand in operands]
+
+
+def formula(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    bias: Tensor | None,
+    sources: tuple[Tensor, Tensor] | None,
+    dtype: torch.dtype,
+    keywords: dict[str, Any],
+) -> tuple[Tensor, ...]:
+    """Output, logsumexp and, with their gradients as `sources`, those of query, key, value and bias."""
+    operands = [tensor.to(dtype) for tensor in tensors]
+    bias = None if bias is None else bias.to(dtype)
+    wanted = [*operands, *([] if bias is None else [bias])]
+    if sources is not None:
+        for operand in wanted:
+            operand.requires_grad_()
+    output, logsumexp = reference.attention(*operands, bias=bias, **keywords)
+    if sources is None:
+        return output, logsumexp
+    finite = logsumexp.masked_fill(logsumexp == -float("inf"), 0.0)
+    grads = torch.autograd.grad((output, finite), wanted, [source.to(dtype) for source in sources])
+    return output.detach(), logsumexp.detach(), *grads
+
+
+def errors(name: str, ours: tuple[Tensor, ...], exact: tuple[Tensor, ...], plain: tuple[Tensor, ...]) -> Iterator[str]:
+    """One text for each result that is not accurate; None among ours was not asked for."""
+    for index, (mine, right, same_formula) in enumerate(zip(ours, exact, plain, strict=True)):
+        try:
+            if mine is not None:
+                assert_accurate(f"{name}, result {index}", mine.cpu(), right, same_formula, 3)
+        except AssertionError as error:
+            yield str(error)
+
+
+# The kernels without modifiers
+
+
+def wrong_forward(device: str) -> Iterator[str]:
+    """Every configuration by every length, each of them with two of the three intervals."""
+    for row, (head_dim, value_dim, *_) in enumerate(dispatch._plan.configurations(machine(device))):
+        for index, lengths in enumerate(LENGTHS):
+            tensors = grouped(lengths, head_dim, value_dim)
+            for interval in (INTERVALS[(row + index) % 3], INTERVALS[(row + index + 1) % 3]):
+                output, _ = forward(*on(device, *tensors), head_dim**-0.5, *interval, row)
+                exact, plain = (
+                    formula(tensors, None, None, dtype, keywords_of(interval))[:1] for dtype in (torch.float64, DTYPE)
+                )
+                name = f"forward, configuration {row}, {lengths}, {interval}"
+                yield from errors(name, (output,), exact, plain)
+
+
+# Who makes dQ: the kernel that owns keys, where its configuration has sums, or the one that owns queries.
+WAYS: tuple[tuple[str, tuple[bool, bool, bool], bool], ...] = (
+    ("default", (True, True, True), False),
+    ("deterministic", (True, True, True), True),
+    ("only dK and dV", (False, True, True), False),
+    ("only dQ", (True, False, False), False),
+)
+
+
+def wrong_backward(device: str) -> Iterator[str]:
+    """Every configuration in every way, over lengths and intervals in turn."""
+    for row, (head_dim, value_dim, *_) in enumerate(dispatch._plan.backward_configurations(machine(device))):
+        for index, (way, needed, deterministic) in enumerate(WAYS):
+            lengths, interval = LENGTHS[(row + index) % 3], INTERVALS[(row + 2 * index) % 3]
+            tensors = grouped(lengths, head_dim, value_dim)
+            sources = normal(1, 2, lengths[0], value_dim, dtype=DTYPE), normal(1, 2, lengths[0])
+            results = [
+                formula(tensors, None, sources, dtype, keywords_of(interval)) for dtype in (torch.float64, DTYPE)
+            ]
+            (output, logsumexp, *exact), (_, _, *plain) = results
+            saved = output.to(DTYPE), logsumexp.float()
+            operands = on(device, *sources, *tensors, *saved)
+            grads = backward(*operands, head_dim**-0.5, *interval, *needed, deterministic, row)
+            ours = tuple(grad if need else None for grad, need in zip(grads, needed, strict=True))
+            name = f"backward, configuration {row}, {way}, {lengths}, {interval}"
+            yield from errors(name, ours, tuple(exact), tuple(plain))
+
+
+# Those with modifiers
+
+
+def cases() -> Iterator[tuple[str, tuple[int, int], tuple[int, int, int], dict[str, Any]]]:
+    """(name, lengths, interval, modifiers): masks and biases of every kind of alignment, at the ends of memory."""
+
+    def displaced(tensor: Tensor) -> Tensor:
+        return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+
+    length_q, length_k = LENGTHS[2]
+    mask, bias = torch.rand(1, 2, length_q, length_k) > 0.3, normal(1, 2, length_q, length_k)
+    yield "odd rows", LENGTHS[2], INTERVALS[0], {"mask": displaced(mask), "bias": displaced(bias.to(DTYPE))}
+    length_q, length_k = LENGTHS[0]
+    mask, bias = torch.rand(1, 2, length_k, length_q) > 0.3, normal(1, 1, length_k, length_q)
+    state = torch.tensor([2**40 + 1, 3])
+    given = {"mask": mask.mT, "bias": bias.mT, "dropout_state": state, "dropout_p": 0.5}
+    yield "transposed, dropout", LENGTHS[0], INTERVALS[1], given
+    mask, bias = torch.rand(1, 1, 1, 200) > 0.3, normal(1, 1, 1, 200)
+    given = {"mask": mask, "bias": bias, "softcap": 5.0, "sinks": normal(2)}
+    yield "one row for all, soft cap, sinks", LENGTHS[1], INTERVALS[0], given
+    given = {"key_lengths": torch.tensor([50], dtype=torch.int32), "alibi_slopes": torch.rand(2)}
+    yield "key lengths, ALiBi", LENGTHS[2], INTERVALS[2], given
+
+
+def modified_keywords(
+    lengths: tuple[int, int], interval: tuple[int, int, int], given: dict[str, Any]
+) -> dict[str, Any]:
+    """The modifiers, but for the bias, as the reference takes them."""
+    keywords = {**keywords_of(interval), **given}
+    keywords.pop("bias", None)
+    if "dropout_p" in given:
+        keywords["kept"] = kept(keywords.pop("dropout_state"), given["dropout_p"], 1, 2, *lengths)
+        keywords["dropout_p"] = share_dropped(given["dropout_p"])
+    return keywords
+
+
+def modifiers(device: str, given: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
+    """As the ops take them: tensors by their names, the dropout's p and the soft cap."""
+    return [*on(device, *(given.get(name) for name in names)), given.get("dropout_p", 0.0), given.get("softcap", 0.0)]
+
+
+def wrong_forward_modified(device: str) -> Iterator[str]:
+    for row, (head_dim, value_dim, *_) in enumerate(dispatch._plan.configurations(machine(device), True)):
+        for case, lengths, interval, given in cases():
+            tensors = grouped(lengths, head_dim, value_dim)
+            names = ("mask", "bias", "key_lengths", "alibi_slopes", "sinks", "dropout_state")
+            options = modifiers(device, given, names)
+            output, _ = forward_modified(*on(device, *tensors), head_dim**-0.5, *interval, *options, row)
+            keywords = modified_keywords(lengths, interval, given)
+            exact, plain = (
+                formula(tensors, given.get("bias"), None, dtype, keywords)[:1] for dtype in (torch.float64, DTYPE)
             )
-            mask = torch.rand(1, 2, length_q, length_k, device="cuda") > 0.3
-            bias = torch.randn(1, 2, length_q, length_k, device="cuda")
-            for given in (
-                {"mask": mask, "bias": bias.bfloat16()},
-                {"mask": mask.mT.contiguous().mT, "bias": bias.mT.contiguous().mT, "causal": "lower_right"},
-                {"mask": mask[:, :, :1], "softcap": 5.0, "sinks": torch.randn(2, device="cuda")},
-                {
-                    "key_lengths": torch.tensor([length_k // 2], device="cuda"),
-                    "alibi_slopes": torch.rand(2, device="cuda"),
-                },
-            ):
-                exact, _ = reference.attention(query.double(), key.double(), value.double(), **given)
-                error = (kittens_torch.attention(query, key, value, **given) - exact).abs().max().item()
-                if not error < 3e-2:
-                    yield f"{length_q} x {length_k}, head dim {head_dim}, {', '.join(given)}: off by {error}"
-            dropped = kittens_torch.attention(query, key, value, mask=mask, dropout_p=0.5)
-            if not torch.isfinite(dropped).all():
-                yield f"{length_q} x {length_k}, head dim {head_dim}, dropout: not finite"
+            yield from errors(f"forward_modified, configuration {row}, {case}", (output,), exact, plain)
 
 
-def main() -> None:
-    if not torch.cuda.is_available():
+def wrong_backward_modified(device: str) -> Iterator[str]:
+    """With the bias's gradient wherever there is a bias."""
+    for head_dim, value_dim, *_ in dispatch._plan.configurations(machine(device), True):
+        for case, lengths, interval, given in cases():
+            tensors, bias = grouped(lengths, head_dim, value_dim), given.get("bias")
+            sources = normal(1, 2, lengths[0], value_dim, dtype=DTYPE), normal(1, 2, lengths[0])
+            keywords = modified_keywords(lengths, interval, given)
+            results = [formula(tensors, bias, sources, dtype, keywords) for dtype in (torch.float64, DTYPE)]
+            (output, logsumexp, *exact), (_, _, *plain) = results
+            operands = on(device, *sources, *tensors, output.to(DTYPE), logsumexp.float())
+            options = modifiers(device, given, ("mask", "bias", "key_lengths", "alibi_slopes", "dropout_state"))
+            needed = (True, True, True, bias is not None)
+            grads = backward_modified(*operands, head_dim**-0.5, *interval, *options, *needed)
+            name = f"backward_modified, head dim {head_dim}, {case}"
+            yield from errors(name, grads[: len(exact)], tuple(exact), tuple(plain))
+
+
+PARTS: dict[str, Callable[[str], Iterator[str]]] = {
+    "forward": wrong_forward,
+    "forward_modified": wrong_forward_modified,
+    "backward": wrong_backward,
+    "backward_modified": wrong_backward_modified,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Small calls of every configuration, checked against float64.")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all without one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    given = parser.parse_args(arguments)
+    for part in given.parts:
+        if part not in PARTS:
+            parser.error(f"part: {part!r} is none of {', '.join(PARTS)}")
+    if given.device == "cuda" and not torch.cuda.is_available():
         sys.exit("sanitizer_matrix: needs a GPU of compute capability 9.0")
+    if not dispatch.has_plan():
+        sys.exit("sanitizer_matrix: needs the plan module, which lists the configurations")
     torch.manual_seed(0)
-    wrong = [*wrong_calls(), *wrong_modified_calls()]
-    for text in wrong:
-        print("wrong:", text)
-    print(f"{kittens_torch.__name__}: {len(wrong)} wrong results")
-    sys.exit(1 if wrong else 0)
+    wrong = 0
+    for part in given.parts or PARTS:
+        for text in PARTS[part](given.device):
+            wrong += 1
+            print("wrong:", text)
+    print(f"{', '.join(given.parts or PARTS)}: {wrong} wrong results")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

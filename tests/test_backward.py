@@ -250,6 +250,17 @@ def test_only_what_is_asked_for(device: str, dtype: torch.dtype) -> None:
         check_gradients(_backward(tensors, grad_output), *tensors, grad_output)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_checked_machine_makes_only_what_is_asked_for(head_dim: int) -> None:
+    tensors = inputs("cpu", torch.bfloat16, length_q=70, length_k=150, head_dim=head_dim)
+    grad_output, _ = _grads_in(tensors[0], tensors[2])
+    full = _backward(tensors, grad_output, seed=0)
+    for needed in itertools.product((False, True), repeat=3):
+        some = _backward(tensors, grad_output, needed=needed, seed=0)
+        for gradient, wanted, expected in zip(some, needed, full, strict=True):
+            assert torch.equal(gradient, expected) if wanted else gradient.shape == (0,)
+
+
 @every_place
 def test_gradient_of_the_logsumexp_alone(device: str, dtype: torch.dtype) -> None:
     tensors = inputs(device, dtype, length_q=70, length_k=50, head_dim=40, value_dim=24)

@@ -200,17 +200,6 @@ def test_hidden_poison_stays_out_of_gradients() -> None:
     assert not poisoned[1][:, :, 20:].any() and not poisoned[2][:, :, 20:].any()
 
 
-def test_second_derivative_names_the_way_out() -> None:
-    query, key, value = leaves(*inputs("cpu", torch.float64, length_q=4, head_dim=3))
-    output = kittens_torch.scaled_dot_product_attention(query, key, value)
-    (first,) = torch.autograd.grad(output.sum(), query, create_graph=True)  # alone it is no error
-    plain = torch.autograd.grad(kittens_torch.attention(query, key, value).sum(), query)[0]
-    assert torch.equal(first, plain)
-    with pytest.raises(RuntimeError, match=r"second derivative.*sdpa_kernel\(torch.nn.attention.SDPBackend.MATH\)"):
-        first.sum().backward()
-    kittens_torch.attention(query, key, value).sum().backward()
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint(use_reentrant: bool) -> None:
     tensors = inputs("cpu", torch.float32, length_q=20, head_dim=8)
