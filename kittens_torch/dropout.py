@@ -14,19 +14,19 @@ LOW = 0xFFFFFFFF
 
 
 def threshold(p: float) -> int:
-    """Weights are dropped in multiples of 1 / 65536."""
-    return min(int(p * 65536 + 0.5), 65535)
+    """Weights are dropped in multiples of 1 / 32768."""
+    return min(int(p * 32768 + 0.5), 32767)
 
 
 def keep_scale(p: float) -> float:
     """What the kept weights are multiplied by."""
-    return 65536 / (65536 - threshold(p))
+    return 32768 / (32768 - threshold(p))
 
 
 def _philox(key: tuple[Tensor, Tensor], counter: list[Tensor]) -> list[Tensor]:
-    """Philox4x32-10 of Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011). 32-bit words as int64."""
+    """Philox4x32-7 of Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011). 32-bit words as int64."""
     low, high = key
-    for _ in range(10):
+    for _ in range(7):
         first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57  # modulo 2^64
         counter = [
             (second >> 32 & LOW) ^ counter[1] ^ low,
@@ -40,19 +40,19 @@ def _philox(key: tuple[Tensor, Tensor], counter: list[Tensor]) -> list[Tensor]:
 
 def _kept(state: Tensor, planes: int, length_q: int, length_k: int, p: float) -> Tensor:
     """Bool (planes, length_q, length_k). One call of the generator serves eight weights."""
-    row_groups, column_groups = -(-length_q // 16), -(-length_k // 32)
+    row_groups, column_groups = -(-length_q // 16), -(-length_k // 16)
     plane, row, column = (
         torch.arange(count, device=state.device).view(shape)
         for count, shape in (
             (planes, (planes, 1, 1)),
             (row_groups * 8, (1, row_groups * 8, 1)),
-            (column_groups * 8, (1, 1, column_groups * 8)),
+            (column_groups * 4, (1, 1, column_groups * 4)),
         )
     )
     words = _philox((state[0] & LOW, state[0] >> 32 & LOW), [column, row, plane, state[1] & LOW])
-    draws = torch.stack([part for word in words for part in (word & 0xFFFF, word >> 16)])
-    draws = draws.view(2, 4, planes, row_groups, 8, column_groups, 8).permute(2, 3, 0, 4, 5, 1, 6)
-    kept = draws.reshape(planes, row_groups * 16, column_groups * 32) >= threshold(p)
+    draws = torch.stack([part & 0x7FFF for word in words for part in (word, word >> 16)])
+    draws = draws.view(2, 2, 2, planes, row_groups, 8, column_groups, 4).permute(3, 4, 0, 5, 6, 1, 7, 2)
+    kept = draws.reshape(planes, row_groups * 16, column_groups * 16) >= threshold(p)
     return kept[:, :length_q, :length_k]
 
 
