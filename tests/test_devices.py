@@ -146,7 +146,8 @@ def test_row_46_every_kernel_runs_on_the_device_of_the_tensors(name: str) -> Non
         CALLS[name](*operands).float().sum().backward()
         torch.cuda.synchronize(OTHER)
     events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    assert {event.device_index for event in events} == {1}
+    own = "Activity Buffer Request"  # of the profiler, on no device
+    assert {event.device_index for event in events if event.name != own} == {1}
 
 
 def test_explain_leaves_the_devices_alone() -> None:
