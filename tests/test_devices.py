@@ -56,8 +56,10 @@ def _everything(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _enabled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    with kittens_torch.enabled():
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    with kittens_torch.enabled(), kittens_torch.report() as report:
+        output = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    assert [call.plan.machine for call in report.calls] == ["sm90"]
+    return output
 
 
 CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
