@@ -185,7 +185,9 @@ def masks(divisor: int = 1) -> Preset:
             own=Shape("causal", *grouped, causal=True),
         ),
     )  # fmt: skip
-    return Preset("masks" if divisor == 1 else "masks-small", shapes, unit="us")
+    if divisor > 1:
+        return Preset("masks-small", shapes, unit="us", device="cpu")
+    return Preset("masks", shapes, unit="us")
 
 
 PRESETS: dict[str, Callable[[], Preset]] = {

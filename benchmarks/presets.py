@@ -87,7 +87,7 @@ class Preset:
     name: str
     shapes: tuple[Shape, ...]
     unit: str = "TFLOP/s"  # what the table shows: TFLOP/s, GFLOP/s or us
-    device: str = "cuda"
+    device: str = "cuda"  # what its sizes are made for
     by_length: bool = False  # the rows are series over the length, drawn as lines
     memory_bound: bool = False  # judged by bytes per second instead of operations
     skipped: dict[str, str] = field(default_factory=dict)

@@ -55,6 +55,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     args = command.parse_args(arguments)
     if args.device is None:
         args.device = "cuda" if args.preset != "cpu" and torch.cuda.is_available() else "cpu"
+        if args.device == "cpu" and args.preset != "host" and PRESETS[args.preset]().device == "cuda":
+            command.error(
+                f"--preset {args.preset}: its sizes are a GPU's, and this torch sees no CUDA device; allowed here: "
+                f"--preset {', '.join(name for name in PRESETS if PRESETS[name]().device == 'cpu')} or host, or "
+                "--device cpu for these sizes on the CPU, where a row may take minutes"
+            )
     if args.device == "cuda" and not torch.cuda.is_available():
         command.error("--device cuda: this torch sees no CUDA device")
     defaults = MASKED_PEERS if args.preset in masks.PRESETS else DEFAULT_PEERS

@@ -41,8 +41,16 @@ def _is_plain(mask: Tensor) -> bool:
         and torch._C._functorch.maybe_current_level() is None
         and not _python_dispatch._is_in_torch_dispatch_mode
         and not mask.is_inference()
-        and not (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+        and not (mask.is_cuda and _is_capturing(mask.device))
     )
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of this device is; torch's own function asks that of the current device."""
+    if torch.cuda.current_device() == device.index:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def classes_of(
@@ -59,16 +67,15 @@ def classes_of(
     stream = torch.cuda.current_stream(mask.device).cuda_stream if mask.is_cuda else 0
     place = (mask.data_ptr(), mask.shape, mask.stride(), mask.device, stream)
     name = (*place, query.shape[:3], key.shape[2], corner, window_left, window_right)
-    known = _known.get(name)
-    if known is not None and known.owner() is owner and known.version == mask._version:
-        _known.move_to_end(name)
-        return known.classes
-    classes: Classes = ops.classify_mask(mask, query, key, corner, window_left, window_right)
-    _known[name] = _Known(weakref.ref(owner), mask._version, classes)
-    _known.move_to_end(name)
+    # Taken out and put in at the end in single steps, which threads may mix: at worst one looks at its mask again.
+    known = _known.pop(name, None)
+    if known is None or known.owner() is not owner or known.version != mask._version:
+        classes = ops.classify_mask(mask, query, key, corner, window_left, window_right)
+        known = _Known(weakref.ref(owner), mask._version, classes)
+    _known[name] = known
     while len(_known) > REMEMBERED:
         _known.popitem(last=False)
-    return classes
+    return known.classes
 
 
 def run_forward(query: Tensor, key: Tensor, value: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:

@@ -340,6 +340,24 @@ def test_bad_arguments_name_what_is_allowed(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("preset", ["standard", "models", "decode", "short", "masks"])
+def test_sizes_of_a_gpu_are_not_started_on_a_cpu_unasked(preset, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments = [] if preset == "standard" else ["--preset", preset]  # the default
+    with pytest.raises(SystemExit) as stop:
+        run.parse(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert f"--preset {preset}: its sizes are a GPU's" in error
+    assert "--preset cpu, masks-small or host, or --device cpu" in error
+    assert run.parse([*arguments, "--device", "cpu"]).device == "cpu"
+    for allowed in ("cpu", "masks-small", "host"):
+        assert run.parse(["--preset", allowed]).device == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run.parse(arguments).device == run.parse(["--preset", "masks-small"]).device == "cuda"
+    assert run.parse(["--preset", "cpu"]).device == "cpu"
+
+
 def test_partial_runs_do_not_take_the_name_of_a_whole_one():
     def stem(*arguments):
         return run.file_stem(run.parse(["--device", "cpu", *arguments]))

@@ -47,7 +47,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize(("machine", "expected"), MACHINES.values(), ids=MACHINES)
-def test_jobs_fit_cores_and_memory(machine: Machine, expected: int) -> None:
+def test_row_52_jobs_fit_cores_and_memory(machine: Machine, expected: int) -> None:
     count = job_count(machine, {})
     assert count == expected
     assert 1 <= count <= machine.cores
@@ -55,7 +55,7 @@ def test_jobs_fit_cores_and_memory(machine: Machine, expected: int) -> None:
 
 
 @pytest.mark.parametrize("machine", [machine for machine, _ in MACHINES.values()], ids=MACHINES)
-def test_max_jobs_is_obeyed_exactly(machine: Machine) -> None:
+def test_row_52_max_jobs_is_obeyed_exactly(machine: Machine) -> None:
     assert job_count(machine, {"MAX_JOBS": "3"}) == 3
 
 
@@ -85,7 +85,7 @@ def test_machine_without_cgroups(sixty_four_gib: Path) -> None:
     assert this_machine(sixty_four_gib) == Machine(16, 64 * GIB)
 
 
-def test_limits_of_a_cgroup_and_its_parents(sixty_four_gib: Path) -> None:
+def test_row_52_limits_of_a_cgroup_and_its_parents(sixty_four_gib: Path) -> None:
     write(sixty_four_gib / "proc/self/cgroup", "0::/user/job\n")
     top = sixty_four_gib / "sys/fs/cgroup"
     write(top / "user/memory.max", f"{20 * GIB}\n")
@@ -164,7 +164,7 @@ def test_cpu_only_build_says_so_in_one_line(
     assert "-lcudart_static" not in build.link_options(library=True)
 
 
-def test_newer_cuda_than_torch_s_is_pointed_out(
+def test_row_53_newer_cuda_than_torch_s_is_pointed_out(
     setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No error: the library has a CUDA runtime of its own, and shares none with torch."""
@@ -280,7 +280,7 @@ def no_torch_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_torch_on_path")
-def test_torch_is_found_without_importing_it(tmp_path: Path) -> None:
+def test_row_51_torch_is_found_without_importing_it(tmp_path: Path) -> None:
     old = fake_torch(tmp_path / "old", "2.10.1")
     new = fake_torch(tmp_path / "new", "2.12.0+cu130", "'13.0'")
     assert find_torch([old, new]) == toolchain.Torch(new / "torch", "2.12.0+cu130", "13.0")
@@ -288,7 +288,7 @@ def test_torch_is_found_without_importing_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_torch_on_path")
-def test_isolated_build_asks_for_torch_only_where_there_is_none(
+def test_row_51_isolated_build_asks_for_torch_only_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [tmp_path]

@@ -69,7 +69,7 @@ def test_library_needs_neither_python_nor_cuda_libraries() -> None:
 
 
 @needs_readelf
-def test_library_asks_for_no_newer_libc_than_promised() -> None:
+def test_row_53_library_asks_for_no_newer_libc_than_promised() -> None:
     """Built with glibc <= 2.36 and g++ <= 12 it runs where glibc is 2.34 and libstdc++ is that of g++ 11."""
     library, loaded = readelf("--version-info"), os.confstr("CS_GNU_LIBC_VERSION")
     glibc = max(versions(library, "GLIBC"))
@@ -87,7 +87,7 @@ def test_library_asks_for_no_newer_libc_than_promised() -> None:
 
 
 @pytest.mark.parametrize("hidden", [True, pytest.param(False, marks=pytest.mark.gpu)])
-def test_import_needs_no_driver_and_starts_no_cuda(tmp_path: Path, hidden: bool) -> None:
+def test_row_54_import_needs_no_driver_and_starts_no_cuda(tmp_path: Path, hidden: bool) -> None:
     code = """
 import os, torch, kittens_torch
 numbers = [number for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")]
@@ -121,7 +121,7 @@ assert status == 0, status
 
 
 @pytest.mark.gpu
-def test_import_in_a_fork_of_a_process_that_uses_cuda(tmp_path: Path) -> None:
+def test_row_54_import_in_a_fork_of_a_process_that_uses_cuda(tmp_path: Path) -> None:
     code = """
 import os, torch
 torch.ones(1, device="cuda")
@@ -148,7 +148,7 @@ def import_error(folder: Path, before: str = "") -> str:
     return told.splitlines()[-1]
 
 
-def test_missing_library_is_reported(package_copy: Path) -> None:
+def test_row_54_missing_library_is_reported(package_copy: Path) -> None:
     library = package_copy / "kittens_torch" / LIBRARY.name
     library.unlink()
     error = import_error(package_copy)
@@ -156,7 +156,7 @@ def test_missing_library_is_reported(package_copy: Path) -> None:
     assert str(library) in error and "pip install ." in error
 
 
-def test_library_that_does_not_load_is_reported(package_copy: Path) -> None:
+def test_row_53_library_that_does_not_load_is_reported(package_copy: Path) -> None:
     library = package_copy / "kittens_torch" / LIBRARY.name
     library.unlink()
     library.write_bytes(b"not an ELF file" * 100)
@@ -165,7 +165,7 @@ def test_library_that_does_not_load_is_reported(package_copy: Path) -> None:
     assert str(library) in error and torch.__version__ in error and "pip install --force-reinstall" in error
 
 
-def test_old_torch_is_reported(package_copy: Path) -> None:
+def test_row_53_old_torch_is_reported(package_copy: Path) -> None:
     error = import_error(package_copy, "import torch; torch.__version__ = '2.9.1+cu126'")
     assert error.startswith("ImportError: kittens_torch")
     assert "torch >= 2.11" in error and "2.9.1+cu126" in error
@@ -249,7 +249,7 @@ def test_touching_one_instance_recompiles_only_it(tree: Path) -> None:
 
 
 @pytest.mark.build
-def test_sdist_holds_all_it_needs_and_needs_no_torch(tree: Path, tmp_path: Path) -> None:
+def test_row_51_sdist_holds_all_it_needs_and_needs_no_torch(tree: Path, tmp_path: Path) -> None:
     """It is made where importing torch fails, and neither git nor a compiler is within reach."""
     blocked = tmp_path / "blocked"
     blocked.mkdir()
@@ -294,7 +294,7 @@ INSTALLS = {
 @pytest.mark.slow
 @compiled_here
 @pytest.mark.parametrize("arguments", INSTALLS.values(), ids=INSTALLS)
-def test_pip_install(tree: Path, environment_of_its_own: Path, arguments: list[str], tmp_path: Path) -> None:
+def test_row_51_pip_install(tree: Path, environment_of_its_own: Path, arguments: list[str], tmp_path: Path) -> None:
     python = environment_of_its_own / "bin/python"
     told = run([python, "-m", "pip", "install", "-v", "--no-deps", *arguments], tree)
     assert "Successfully installed kittens_torch" in told

@@ -1,6 +1,7 @@
-"""Failures that other attention libraries had, one test per row of the project's list of cases.
+"""Failures that other attention libraries had, one test per row of the project's list of cases, named by it.
 
-Rows that need kernels not written yet are left out; rows 51 to 54 are mostly in test_build and test_install.
+Others of the list are in the files test_known_failures_*, row 46 in test_devices, rows 51 to 54 in test_build and
+test_install. Rows that need kernels not written yet (variable lengths, caches, decoding) are left out.
 """
 
 from __future__ import annotations

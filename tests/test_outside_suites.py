@@ -75,7 +75,7 @@ class LlamaTest(unittest.TestCase):
     def test_right_in_both(self):
         tokens = torch.arange(18).view(2, 9)
         torch.testing.assert_close(output("sdpa", tokens), output("eager", tokens))
-    def test_padding_is_not_ours_yet(self):
+    def test_padding(self):
         tokens, mask = torch.arange(18).view(2, 9), torch.tensor([[0] * 3 + [1] * 6, [1] * 9])
         ours, eager = (output(name, tokens, attention_mask=mask) for name in ("sdpa", "eager"))
         torch.testing.assert_close(ours[mask.bool()], eager[mask.bool()])

@@ -91,8 +91,11 @@ __global__ void __launch_bounds__(warps * 32, 4) classify(const mask_to_classify
 const char* classify_tiles_sm90(const mask_to_classify& m, const tile_classes& classes, const kittens::execution& execution) {
   const int64_t strips = int64_t(m.batch) * m.heads * padded_classes(classes.row_tiles);
   if (strips >= int64_t(1) << 31) return "the mask has more than 2^31 rows of tiles";
-  classify<<<static_cast<unsigned>(strips), warps * 32, 0, static_cast<cudaStream_t>(execution.stream)>>>(m, classes);
-  const cudaError_t code = cudaGetLastError();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(strips));
+  config.blockDim = dim3(warps * 32);
+  config.stream = static_cast<cudaStream_t>(execution.stream);
+  const cudaError_t code = cudaLaunchKernelEx(&config, classify, m, classes);  // cudaGetLastError may tell of an earlier call
   return code == cudaSuccess ? nullptr : cudaGetErrorString(code);
 }
 

@@ -1,6 +1,7 @@
 // Host side: tensor maps and launches. Nothing here needs libcuda at link time; the one driver function is asked of the runtime.
 #pragma once
 #include <cuda_runtime.h>
+#include <atomic>
 #include <cstdio>
 
 #include "../core/execution.h"
@@ -70,7 +71,7 @@ template <class Kernel> const char* launch(const typename Kernel::params& params
   static_assert(Kernel::warpgroups >= 1 && Kernel::warpgroups <= 4, "launch: a CTA has 1 to 4 warpgroups: each has a named barrier of its own");
   static_assert(bytes <= shared_memory_limit, "launch: the kernel's shared struct exceeds the 227 KB that a CTA may have");
   static_assert(sizeof(typename Kernel::params) <= 4096, "launch: kernel parameters exceed 4 KB");
-  static bool allowed[most_devices] = {};  // per device: the attribute belongs to the device's copy of the kernel
+  static std::atomic<bool> allowed[most_devices];  // per device: the attribute belongs to the device's copy of the kernel
   int device = 0;
   cudaError_t code = cudaGetDevice(&device);
   if (code == cudaSuccess && (device >= most_devices || !allowed[device])) {
