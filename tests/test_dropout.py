@@ -46,7 +46,8 @@ extern "C" void kept(uint64_t seed, uint32_t offset, uint32_t threshold, int pla
   for (int plane = 0; plane < planes; plane++)
     for (int row = 0; row < rows; row++)
       for (int column = 0; column < columns; column++)
-        *out++ = dropout_rule(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), offset, static_cast<uint32_t>(plane), threshold).kept(row, column);
+        *out++ = dropout_rule(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), offset,
+                              static_cast<uint32_t>(plane), threshold).kept(row, column);
 }
 extern "C" uint32_t threshold_of(double p) { return dropout_threshold(p); }
 extern "C" double scale_of(uint32_t threshold) { return dropout_keep_scale(threshold); }
