@@ -142,7 +142,8 @@ template <int N, class T, int R, int C> KITTENS_INLINE void zero_not_finite(shar
 template <int N, class T, int R, int C, class F> KITTENS_INLINE void zero_rows(shared_rows<shared_tile<T, R, C>> to, F zero) {
   using layout = tile_layout<T, R, C>;
   constexpr int chunks = layout::span_bytes / 16;
-  KITTENS_NO_UNROLL for (int row = static_cast<int>(thread::in_warpgroup_now()); row < N; row += 128) {
+  // Every warp does all of it: rarely run, and the lane is at hand where the thread's number would take a register.
+  KITTENS_NO_UNROLL for (int row = thread::lane(); row < N; row += 32) {
     if (!zero(row)) continue;
     char* span = reinterpret_cast<char*>(to.tile.data) + (to.first + row) * layout::span_bytes;
     KITTENS_NO_UNROLL for (int i = 0; i < layout::panels * chunks; i++)
@@ -181,7 +182,7 @@ KITTENS_INLINE void store_wait_read() {
   if (thread::in_warpgroup() == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 KITTENS_INLINE void store_wait_all() {
-  if (thread::in_warpgroup_now() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // threads that have sent nothing do not wait
 }
 
 template <class T, int R, int C>
