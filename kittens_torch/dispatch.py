@@ -169,11 +169,12 @@ def is_differentiated(*operands: Tensor | None) -> bool:
 def gpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float) -> bool:
     """Whether torch runs a call of the drop-in with a mask or dropout faster than our kernels on the GPU.
 
-    On an H200 against cuDNN, torch's time over ours: a bool mask 1.28 to 14.7, an additive one 0.77 to 0.92, dropout
-    0.78 to 1.07, and the backward pass with any of these 0.15 to 0.43, but for block-sparse masks (1.40).
+    On an H200, time of the best of torch's kernels over ours: a bool mask 3.4 to 25, its backward 1.4 (half of the keys
+    padding) to 6.9 (documents), but 0.16 for a mask of random bits; an additive mask 0.75 to 0.9, its backward 0.15 to
+    0.43; dropout 1.13 to 1.5, its backward 0.35 to 0.43.
     """
     additive = attn_mask is not None and attn_mask.dtype != torch.bool
-    return additive or dropout_p > 0.0 or is_differentiated(query, key, value, attn_mask)
+    return additive or (dropout_p > 0.0 and is_differentiated(query, key, value, attn_mask))
 
 
 def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int, modified: bool = False) -> bool:

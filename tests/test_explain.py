@@ -133,7 +133,10 @@ def test_modified_scores() -> None:
     with kittens_torch.checked_machine():
         plan = explain(query, key, value, function=attention, mask=mask)
     if dispatch.has_plan():
-        assert plan.machine == "checked" and plan.kernel == "modified_forward_sm90" and plan.tile == (128, 128)
+        assert plan.machine == "checked" and plan.kernel == "modified_forward_sm90" and plan.tile == (192, 128)
+    plan = explain(query, key, value, function=attention, sinks=torch.zeros(query.shape[1]))
+    if dispatch.has_plan():
+        assert plan.kernel == "forward_cpu"  # every class has sinks
 
 
 def test_meta_tensors() -> None:
