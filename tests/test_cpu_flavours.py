@@ -54,6 +54,7 @@ def flavours(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if shutil.which(CXX[0]) is None:
         pytest.skip(f"no C++ compiler: {CXX[0]} is not found")
     runtime = [OBJECTS / f"kittens/cpu/{name}.cpp.o" for name in ("machine", "checker", "checker_barriers", "features")]
+    runtime.append(OBJECTS / "attention/tile_classes_cpu.cpp.o")
     target = tmp_path_factory.mktemp("flavours") / "flavours.so"
     sources = [Path(__file__).resolve().parent / f"flavours/{operator}.cpp" for operator in ("forward", "backward")]
     operators = ("forward", "modified_forward", "backward", "modified_backward")

@@ -27,6 +27,7 @@ template <class C> const char* launch_forward(const forward_arguments& a, const 
     view->data = static_cast<typename C::element*>(view->data) + p.mask.start * view->stride[2];
     view->size[2] = p.mask.length_k > 0 ? p.mask.length_k : 1;
   }
+  if (a.modifiers.mask && !a.classes.tiles) return "a mask needs the classes of its tiles";
   const char* error = nullptr;
   if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.key, key)) ||
       (error = kittens::make_tile_map(p.value, value)) || (error = kittens::make_tile_map(p.output, a.output)))

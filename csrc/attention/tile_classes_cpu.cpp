@@ -41,7 +41,12 @@ void classify_strip(void* context, int64_t strip) {
 
 const char* classify_tiles_cpu(const mask_to_classify& m, const tile_classes& classes, const kittens::execution& execution) {
   strips all{m, classes, m.rows > 1};
-  execution.parallel_for(int64_t(m.batch) * m.heads * padded_classes(classes.row_tiles), &classify_strip, &all);
+  const int64_t count = int64_t(m.batch) * m.heads * padded_classes(classes.row_tiles);
+  if (execution.parallel_for) {
+    execution.parallel_for(count, &classify_strip, &all);
+  } else {
+    for (int64_t strip = 0; strip < count; strip++) classify_strip(&all, strip);
+  }
   return nullptr;
 }
 

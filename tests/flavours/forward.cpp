@@ -1,4 +1,6 @@
 // The forward kernels of one instruction set, whichever the plan would choose.
+#include <vector>
+
 #include "attention/instances/forward.h"
 
 #include "kittens/cpu/features.h"
@@ -20,6 +22,8 @@ extern "C" const char* flavour_forward(int flavour, int type, int configuration,
     return kittens::tensor_view{
         data, {1, heads, length, head_dim}, {heads * length * head_dim, length * head_dim, head_dim, 1}};
   };
+  std::vector<unsigned char> tiles, seen;
+  std::vector<tile_range> ranges;
   forward_arguments a{};
   a.query = view(query, length_q);
   a.key = view(key, length_k);
@@ -36,6 +40,18 @@ extern "C" const char* flavour_forward(int flavour, int type, int configuration,
     a.modifiers.mask_stride[2] = length_k;
     a.modifiers.mask_stride[3] = 1;
     a.modifiers.softcap = 2;
+    a.classes.row_tiles = (length_q + class_tile - 1) / class_tile;
+    a.classes.key_tiles = (length_k + class_tile - 1) / class_tile;
+    tiles.resize(a.classes.plane_bytes());
+    ranges.resize(a.classes.row_tiles);
+    seen.resize(length_k);
+    a.classes.tiles = tiles.data();
+    a.classes.transposed = tiles.data() + tiles.size() / 2;
+    a.classes.ranges = ranges.data();
+    a.classes.seen = seen.data();
+    a.classes.seen_stride[2] = 1;
+    const mask_to_classify known{mask, {0, 0, length_k, 1}, 1, 1, length_q, length_k, a.mask};
+    if (const char* error = classify_tiles_cpu(known, a.classes, {})) return error;
   }
   const forward_launcher launch = (mask ? find_modified : find)[flavour](a.type, configuration);
   return launch ? launch(a, {}) : "no kernel";
