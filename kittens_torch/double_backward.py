@@ -73,68 +73,54 @@ def gradients(
     """
     # The backward may run under the caller's autocast, which would round the products.
     with torch.autocast(query.device.type, enabled=False):
-        return _gradients(
-            needed, grad_output, grad_logsumexp, query, key, value, settings[0], settings[1:], modifiers, sinks
+        scale, interval = settings[0], settings[1:]
+        mask, bias, key_lengths, alibi_slopes, state, dropout_p, softcap = modifiers
+        real = torch.float64 if query.dtype == torch.float64 else torch.float32
+        heads, heads_k, length_q, length_k = query.shape[1], key.shape[1], query.shape[2], key.shape[2]
+        group = heads // max(heads_k, 1)
+        visible = _visible(query, key, interval, mask, bias, key_lengths)
+        # What no row sees must not reach a result, and 0 * NaN is NaN.
+        unseen = ~visible.any(-2).unsqueeze(-1)
+        queries = query.to(real)
+        keys, values = (part.to(real).repeat_interleave(group, 1).masked_fill(unseen, 0.0) for part in (key, value))
+
+        scores = scale * (queries @ keys.mT)
+        capped = None
+        if softcap != 0.0:
+            capped = torch.tanh(scores / softcap)
+            scores = softcap * capped
+        if bias is not None:
+            scores = scores + bias.to(real)
+        if alibi_slopes is not None:
+            row = torch.arange(length_q, device=query.device).unsqueeze(1)
+            distance = (row + (length_k - length_q) - torch.arange(length_k, device=query.device)).abs()
+            scores = scores - alibi_slopes.view(-1, heads, 1, 1) * distance
+        weights, of_sink, empty = _normalised(scores.masked_fill(~visible, float("-inf")), sinks)
+
+        # Nothing comes back through a row without a score, whatever its gradient.
+        of_output = (
+            query.new_zeros((*query.shape[:3], value.shape[3]), dtype=real) if grad_output is None else grad_output
         )
+        of_output = of_output.to(real).masked_fill(empty, 0.0)
+        grad_weights, kept_weights = of_output @ values.mT, weights
+        if state is not None:
+            factor = dropout.kept(state, weights, dropout_p) * dropout.keep_scale(dropout_p)
+            grad_weights, kept_weights = grad_weights * factor, weights * factor
+        grad_weights = grad_weights.masked_fill(~visible, 0.0)
+        delta = (weights * grad_weights).sum(-1, keepdim=True)
+        if grad_logsumexp is not None:
+            delta = delta - grad_logsumexp.to(real).unsqueeze(-1).masked_fill(empty, 0.0)
+        grad_scores = weights * (grad_weights - delta)
+        grad_products = scale * grad_scores
+        if capped is not None:
+            grad_products = grad_products * (1 - capped * capped)
 
+        def of_group(gradient: Tensor, like: Tensor) -> Tensor:
+            return gradient.unflatten(1, (heads_k, group)).sum(2).to(like.dtype)
 
-def _gradients(
-    needed: tuple[bool, bool, bool, bool, bool],
-    grad_output: Tensor | None,
-    grad_logsumexp: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    interval: tuple[int, int, int],
-    modifiers: tuple[Any, ...],
-    sinks: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    mask, bias, key_lengths, alibi_slopes, state, dropout_p, softcap = modifiers
-    real = torch.float64 if query.dtype == torch.float64 else torch.float32
-    heads, heads_k, length_q, length_k = query.shape[1], key.shape[1], query.shape[2], key.shape[2]
-    group = heads // max(heads_k, 1)
-    visible = _visible(query, key, interval, mask, bias, key_lengths)
-    # What no row sees must not reach a result, and 0 * NaN is NaN.
-    unseen = ~visible.any(-2).unsqueeze(-1)
-    queries = query.to(real)
-    keys, values = (part.to(real).repeat_interleave(group, 1).masked_fill(unseen, 0.0) for part in (key, value))
-
-    scores = scale * (queries @ keys.mT)
-    capped = None
-    if softcap != 0.0:
-        capped = torch.tanh(scores / softcap)
-        scores = softcap * capped
-    if bias is not None:
-        scores = scores + bias.to(real)
-    if alibi_slopes is not None:
-        row = torch.arange(length_q, device=query.device).unsqueeze(1)
-        distance = (row + (length_k - length_q) - torch.arange(length_k, device=query.device)).abs()
-        scores = scores - alibi_slopes.view(-1, heads, 1, 1) * distance
-    weights, of_sink, empty = _normalised(scores.masked_fill(~visible, float("-inf")), sinks)
-
-    # Nothing comes back through a row without a score, whatever its gradient.
-    of_output = query.new_zeros((*query.shape[:3], value.shape[3]), dtype=real) if grad_output is None else grad_output
-    of_output = of_output.to(real).masked_fill(empty, 0.0)
-    grad_weights, kept_weights = of_output @ values.mT, weights
-    if state is not None:
-        factor = dropout.kept(state, weights, dropout_p) * dropout.keep_scale(dropout_p)
-        grad_weights, kept_weights = grad_weights * factor, weights * factor
-    grad_weights = grad_weights.masked_fill(~visible, 0.0)
-    delta = (weights * grad_weights).sum(-1, keepdim=True)
-    if grad_logsumexp is not None:
-        delta = delta - grad_logsumexp.to(real).unsqueeze(-1).masked_fill(empty, 0.0)
-    grad_scores = weights * (grad_weights - delta)
-    grad_products = scale * grad_scores
-    if capped is not None:
-        grad_products = grad_products * (1 - capped * capped)
-
-    def of_group(gradient: Tensor, like: Tensor) -> Tensor:
-        return gradient.unflatten(1, (heads_k, group)).sum(2).to(like.dtype)
-
-    of_query = (grad_products @ keys).to(query.dtype) if needed[0] else None
-    of_key = of_group(grad_products.mT @ queries, key) if needed[1] else None
-    of_value = of_group(kept_weights.mT @ of_output, value) if needed[2] else None
-    of_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype) if needed[3] else None
-    of_sinks = -(of_sink * delta).sum((0, 2, 3)) if needed[4] else None
-    return of_query, of_key, of_value, of_bias, of_sinks
+        of_query = (grad_products @ keys).to(query.dtype) if needed[0] else None
+        of_key = of_group(grad_products.mT @ queries, key) if needed[1] else None
+        of_value = of_group(kept_weights.mT @ of_output, value) if needed[2] else None
+        of_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype) if needed[3] else None
+        of_sinks = -(of_sink * delta).sum((0, 2, 3)) if needed[4] else None
+        return of_query, of_key, of_value, of_bias, of_sinks

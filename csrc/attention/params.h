@@ -19,7 +19,7 @@ struct forward_arguments {
   double scale;                                    // > 0
   interval_mask mask;
   kittens::tile_counter* counter;                  // cleared; hands out tiles, or null: every CTA walks with stride `grid`
-  score_modifiers modifiers = {};                  // mask_class::modified alone
+  score_modifiers modifiers = {};                  // of mask_class::modified, but for the sinks, which every class has
   tile_classes classes = {};                       // of modifiers.mask
 };
 
