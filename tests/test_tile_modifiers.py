@@ -10,7 +10,7 @@ from tiles.machine import DTYPES, Machine
 
 @on_every_machine("hide")
 def test_hiding(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
-    """keep_where, map_pairs, tanh, any_of and add_from."""
+    """keep_where, map_pairs, tanh, any_of and map_with_elements."""
     real, columns = DTYPES[element], sizes[0]
     source = torch.randn(64, columns, dtype=real)
     source[1] = torch.logspace(-6, 2, columns, dtype=real)
@@ -37,7 +37,7 @@ def test_hiding(machine: Machine, family: str, element: str, sizes: tuple[int]) 
         assert_equal("any_of", out[3], torch.full((64, columns), found, dtype=real))
         terms = 2 * added[..., 0].repeat_interleave(2, 0)
         terms[:, count:] = 0
-        assert_equal("add_from", out[4], source + terms)
+        assert_equal("map_with_elements", out[4], source + terms)
 
 
 @on_every_machine("keep_drawn")
@@ -51,6 +51,32 @@ def test_keep_drawn(machine: Machine, family: str, element: str, sizes: tuple[in
     decides = numbers[row // 16 * 16 + row % 8, column // 16 * 16 + column % 8 // 2 * 2]
     kept = decides >> (row // 8 % 2 * 4 + column // 8 % 2 * 2 + column % 2) & 1
     assert_equal("keep_drawn", out[0, 0], (source * kept).to(DTYPES[element]))
+
+
+@on_every_machine("riders")
+def test_riders(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    """A note and a tile that travel with a tile; load, load_transposed and keep_where_transposed of what has come; pairs."""
+    columns, dtype, real = sizes[0], DTYPES[element], REAL[element]
+    source = (integers(1, 1, 192, columns, most=100)).to(dtype)
+    bits = torch.rand(64, columns) > 0.4
+    bits[:, 3], bits[5], bits[6] = False, False, True
+    words = (bits.view(64, columns // 16, 16).long() << torch.arange(16)).sum(-1).to(torch.int32)
+    for first in range(0, columns, 64):
+        turned, whole = (
+            poisoned(n, 64, width, device=machine.device, dtype=real) for n, width in ((5, 64), (4, columns))
+        )
+        given = [source.to(machine.device), words.to(machine.device), turned, whole]
+        machine.run(name(family, element, sizes), given, [first])
+        for i, rows in ((0, slice(128, 192)), (1, slice(64, 128))):
+            expected, cut = source[0, 0, rows].to(real), slice(first, first + 64)
+            assert_equal("load", whole[i], expected)
+            assert_equal("load_transposed", turned[2 * i], expected[:, cut].T)
+            shown = torch.where(bits, expected, 7)[:, cut].T
+            assert_equal("keep_where_transposed", turned[2 * i + 1], shown)
+        first_tile, second_tile = (source[0, 0, rows].to(real) for rows in (slice(64), slice(64, 128)))
+        assert_equal("load_pairs", whole[2], first_tile)
+        assert_equal("map_with_pairs", whole[3], 10 * first_tile + second_tile)
+        assert_equal("notes", turned[4], torch.full((64, 64), 21, dtype=real))
 
 
 @on_every_machine("zero_rows")
@@ -70,7 +96,7 @@ def test_zero_rows(machine: Machine, family: str, element: str, sizes: tuple[int
 
 @on_every_machine("signed")
 def test_signed_weights(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
-    """map_into, map_with, map_below, zero_unless_below, negate_undrawn, its transposed twin and put."""
+    """map_into, map_with, map_below, negate_undrawn, its transposed twin and put."""
     columns, dtype, real = sizes[0], DTYPES[element], REAL[element]
     source, numbers = integers(64, columns, dtype=real), torch.randint(0, 256, (64, columns), dtype=torch.int32)
     row, column = torch.arange(64)[:, None], torch.arange(columns)[None, :]
@@ -79,18 +105,17 @@ def test_signed_weights(machine: Machine, family: str, element: str, sizes: tupl
     decides = numbers[row // 16 * 16 + row % 8 // 2 * 2, column // 16 * 16 + column % 8]
     drawn_transposed = decides >> (column // 8 % 2 * 4 + row // 8 % 2 * 2 + row % 2) & 1
     for end in (-5, 0, 1, 32, 33, columns, 200):
-        out = poisoned(5, 64, columns, device=machine.device, dtype=real)
+        out = poisoned(4, 64, columns, device=machine.device, dtype=real)
         rounded = poisoned(64, columns, device=machine.device, dtype=dtype)
         given = [source.to(machine.device), numbers.to(machine.device), out, rounded]
         machine.run(name(family, element, sizes), given, [end])
         below = column // 32 * 32 < end
         assert_equal("map_into, map_with", out[0], source * 1002)
         assert_equal("map_below", out[1], source + torch.where(below, 100 * row + column, 0))
-        assert_equal("zero_unless_below", out[2], source.masked_fill(below & ((row + column) % 3 != 0), 0.0))
         below = column // 16 * 16 < end
-        assert_equal("negate_undrawn", out[3], torch.where(below & (drawn == 0), -source, source))
+        assert_equal("negate_undrawn", out[2], torch.where(below & (drawn == 0), -source, source))
         other = torch.where(below & (drawn_transposed == 0), -source, source)
-        assert_equal("negate_undrawn_transposed", out[4], other)
+        assert_equal("negate_undrawn_transposed", out[3], other)
         assert_equal("put", rounded, (source / 3).to(dtype))
 
 

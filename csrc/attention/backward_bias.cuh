@@ -11,7 +11,7 @@ namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
 // Of each dimension either `tiles` or `steps` is 1: what is broadcast is walked, what is not has tiles of its own.
-template <class C> struct backward_bias_params : backward_problem<C> {
+template <class C> struct backward_bias_params : backward_problem<C>, travelling_bias<typename backward_tiles<C>::query_bias, true> {
   using shapes = backward_tiles<C>;
   kittens::tile_map<typename shapes::owned_query> query;
   kittens::tile_map<typename shapes::owned_gradient> grad_output;
@@ -53,8 +53,10 @@ template <class C> struct backward_bias_shared {
   typename shapes::owned_gradient gradient[C::bias_stages];
   typename shapes::key_block key[C::bias_stages];
   typename shapes::value_block value[C::bias_stages];
+  typename shapes::query_bias bias[C::bias_stages];
   kittens::shared_vector<typename C::real, C::block_n> columns[2];
-  kittens::ring_flags<C::bias_stages> query_flags, gradient_flags, key_flags, value_flags;
+  kittens::ring_flags<C::bias_stages, true> query_flags;
+  kittens::ring_flags<C::bias_stages> gradient_flags, key_flags, value_flags;
 };
 
 template <class C> struct backward_bias_kernel {
@@ -88,7 +90,7 @@ template <class C> struct backward_bias_kernel {
           gradient.follow(query);
           key.follow(query);
           value.follow(query);
-          query.load(p.query, {at.row, at.head, at.batch});
+          query.load(p.query, {at.row, at.head, at.batch}, tile_rider(s.bias, p.bias, p.bias_at(at.row, at.key, at.head, at.batch), p.bias_travels));
           key.load(p.key, {at.key, at.head / p.group, at.batch});
           gradient.load(p.grad_output, {at.row, at.head, at.batch});
           value.load(p.value, {at.key, at.head / p.group, at.batch});
@@ -127,14 +129,15 @@ template <class C> struct backward_bias_kernel {
         mma_commit();
         mma_wait<0>();
         mma_done(scores, score_gradient);
-        query.release();
         key.release();
         gradient.release();
         value.release();
         no_slope none;
         const bool hidden = backward_classes<C>(p, at.batch, at.head, row, at.key) & tile_hides;
-        backward_scores<typename C::element, false>(p, at.batch, at.head)
-            .weigh(scores, none, row, at.key, hidden, [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
+        backward_scores<typename C::element, false, C::row.takes_softcap>(p, at.batch, at.head)
+            .weigh(scores, none, row, at.key, hidden, rows_of(s.bias[query.last()], wg * 64),
+                   [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
+        query.release();
         map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
         map_rows(bias_gradient, score_gradient, delta, [](real sum, real x, real) { return sum + x; });
       }

@@ -18,6 +18,7 @@ struct backward_row {
   // The kernel that owns 128 query rows (dQ).
   int block_n;                   // keys of its step
   int key_stages, value_stages;  // its K and V tiles in flight
+  bool takes_softcap = true;     // of the modified class: the derivative of a soft cap takes registers of the kernels that own keys
 
   constexpr bool sums_query() const { return sums_from > 0; }
   constexpr int block_k() const { return roles ? 64 : 128; }
@@ -38,6 +39,8 @@ inline constexpr backward_row backward_rows_sm90[] = {
 // The modified class (modifiers.h). Its elementwise work wants registers and steps of 64 queries; dQ is made by its owner, always.
 inline constexpr backward_row backward_rows_sm90_modified[] = {
     {64, 64, false, 64, 2, 2, 0, 64, 3, 2},
+    // Both gradients of 64 keys and what modifies scores fit a warpgroup's registers but for the derivative of a soft cap.
+    {128, 128, false, 64, 2, 2, 0, 64, 3, 2, false},
     {128, 128, true, 64, 2, 2, 0, 64, 3, 2},
     {256, 256, true, 64, 2, 1, 0, 32, 2, 2},
 };

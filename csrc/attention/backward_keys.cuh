@@ -29,8 +29,9 @@ template <class C, bool SumsQuery> struct backward_keys_shared {
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
   kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
   kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
+  kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
-  kittens::ring_flags<C::stages> query_flags, gradient_flags;
+  kittens::ring_flags<C::stages, true> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
 };
 
@@ -65,10 +66,11 @@ template <class C, class Shared> struct backward_keys_producer {
         const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
         gradient.follow(query);
         if constexpr (C::modified)
-          query.load_with(s.notes.tile.note, note(p, w, head, i, last), p.query, {row, head, w.batch}, s.logsumexp2, p.logsumexp2 + at);
+          query.load(p.query, {row, head, w.batch}, note_rider(s.notes.tile.note, note(p, w, head, i, last)), vector_rider(s.logsumexp2, p.logsumexp2 + at),
+                     tile_rider(s.bias.tile.tile, p.bias, p.bias_at(row, w.key, head, w.batch), p.bias_travels));
         else
-          query.load(p.query, {row, head, w.batch}, s.logsumexp2, p.logsumexp2 + at);
-        gradient.load(p.grad_output, {row, head, w.batch}, s.delta, p.delta + at);
+          query.load(p.query, {row, head, w.batch}, vector_rider(s.logsumexp2, p.logsumexp2 + at));
+        gradient.load(p.grad_output, {row, head, w.batch}, vector_rider(s.delta, p.delta + at));
       };
       if constexpr (C::modified) {
         const int end_head = (w.head + 1) * p.group;
@@ -183,11 +185,14 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         if constexpr (C::modified) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
-          load_columns(logsumexp2, s.logsumexp2[query.last()]);
-          const backward_scores<T, true> tile(p, w.batch, head);
+          const backward_scores<T, true, C::row.takes_softcap> tile(p, w.batch, head);
           register_tile<T, C::block_q> slope;
           const bool hidden = s.notes.tile.note[query.last()].hides(wg);
-          tile.weigh(scores, slope, i * C::block_q, w.key + mine, hidden, [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+          tile.weigh(scores, slope, i * C::block_q, w.key + mine, hidden, columns_of(s.bias.tile.tile[query.last()], mine),
+                     [&](real factor) {
+                       load_columns(logsumexp2, s.logsumexp2[query.last()]);
+                       exp2_columns(scores, logsumexp2, factor);
+                     });
           map_into(weights, scores, backward_kept_weight<real>{keep_scale});
           tile.differentiate_cap(scores, slope);
         }

@@ -44,27 +44,30 @@ template <class Real> struct backward_kept_weight {
 };
 
 // Tiles of scores of one (batch, head): 64 query rows x N keys, or transposed, 64 keys x N query rows.
-template <class T, bool transposed> struct backward_scores {
+// capped: a soft cap is allowed for.
+template <class T, bool transposed, bool capped> struct backward_scores {
   using real = kittens::accumulator<T>;
   const score_rules<T>& rules;
   const interval_mask& mask;
   int batch, head;
   int end_key;  // keys from here on are hidden
   real steep;   // of ALiBi, in base 2
-  dropout_rule drawn;
+  int heads;
+  bool bias_travels;
 
   template <class Problem>
   KITTENS_INLINE backward_scores(const Problem& p, int batch, int head)
       : rules(p.rules), mask(p.mask), batch(batch), head(head), end_key(p.rules.end_key(batch)), steep(p.rules.steep(batch, head)),
-        drawn(p.rules.dropout(batch, head, p.heads)) {}
+        heads(p.heads), bias_travels(p.bias_travels) {}
 
   // Products to signed weights. exponentiate(factor) makes scores = exp2(factor * scores - logsumexp2); a tile `slope` becomes the soft cap's
-  // derivative, and stays as it is without one. row and key: the tile's first; masked: whether the bool mask may hide some of it.
-  template <int N, class Slope, class Exponentiate>
-  KITTENS_INLINE void weigh(kittens::register_tile<real, N>& scores, Slope& slope, int row, int key, bool masked, Exponentiate exponentiate) const {
+  // derivative, and stays as it is without one. row and key: the tile's first; masked: whether the bool mask may hide some of it; bias: the bias
+  // that travels, where it is.
+  template <int N, class Slope, class Bias, class Exponentiate>
+  KITTENS_INLINE void weigh(kittens::register_tile<real, N>& scores, Slope& slope, int row, int key, bool masked, Bias bias, Exponentiate exponentiate) const {
     real factor = rules.scale_log2;
-    if (rules.cap_log2 != real(0)) {
-      cap(scores);
+    if (capped && rules.cap_log2 != real(0)) {
+      rules.cap(scores);
       factor = rules.cap_log2;
       if constexpr (std::is_same_v<Slope, slope_in_weights>) {  // as an addend of the scores: no tile is needed beside them
         kittens::map(scores, [factor](real t) { return t * factor + kittens::log(real(1) - t * t) * log2e; });
@@ -74,7 +77,9 @@ template <class T, bool transposed> struct backward_scores {
       }
     }
     if (rules.given.bias) {
-      if (std::is_same_v<T, real> || rules.given.bias_is_real)
+      if (bias_travels)
+        add_travelling(scores, bias, factor);
+      else if (std::is_same_v<T, real> || rules.given.bias_is_real)
         add_bias(scores, static_cast<const real*>(rules.given.bias), row, key, factor);
       else
         add_bias(scores, static_cast<const T*>(rules.given.bias), row, key, factor);
@@ -95,7 +100,7 @@ template <class T, bool transposed> struct backward_scores {
 
   // On from the scores to the products.
   template <int N> KITTENS_INLINE void differentiate_cap(kittens::register_tile<real, N>& weights, const kittens::register_tile<T, N>& slope) const {
-    if (rules.cap_log2 != real(0)) kittens::map_with(weights, slope, [](real x, real d) { return x == real(0) ? x : x * d; });
+    if (capped && rules.cap_log2 != real(0)) kittens::map_with(weights, slope, [](real x, real d) { return x == real(0) ? x : x * d; });
   }
 
  private:
@@ -109,21 +114,29 @@ template <class T, bool transposed> struct backward_scores {
     kittens::map_below(t, columns, [=](int r, int c, real x) { return transposed ? f(c, r, x) : f(r, c, x); });
   }
 
-  template <int N> KITTENS_LONG void cap(kittens::register_tile<real, N>& scores) const {
-    kittens::map(scores, [in = rules.cap_scale](real x) { return kittens::tanh(x * in); });
-  }
-
+  // Rows and keys beyond the tensor's read its last: any value does, and loads that depend on nothing are in flight together (with a branch for each
+  // a step took 14000 clocks, most of them waits).
   template <int N, class Bias> KITTENS_LONG void add_bias(kittens::register_tile<real, N>& scores, const Bias* bias, int row, int key, real factor) const {
     const score_modifiers& m = rules.given;
     const Bias* at = bias + modifier_offset(m.bias_stride, batch, head, row, key);
     const int row_stride = static_cast<int>(m.bias_stride[2]), key_stride = static_cast<int>(m.bias_stride[3]);
-    const int rows = rules.rows - row, keys = rules.keys - key;
-    constexpr real least = sizeof(real) == 8 ? real(least_bias_double) : real(least_bias_float);
+    const int last_row = rules.rows - 1 - row, last_key = rules.keys - 1 - key;
     each(scores, columns(row, key), [=](int i, int j, real x) {
-      const real b = i < rows && j < keys ? kittens::widen(at[int64_t(i) * row_stride + int64_t(j) * key_stride]) : real(0);
-      if (b == -kittens::infinity<real>()) return b;  // it hides what x is, NaN included
-      return x * factor + log2e * (b < least ? least : b);
+      return biased(x, factor, kittens::widen(at[int64_t(i < last_row ? i : last_row) * row_stride + int64_t(j < last_key ? j : last_key) * key_stride]));
     });
+  }
+  template <int N, class Bias> KITTENS_LONG void add_travelling(kittens::register_tile<real, N>& scores, Bias bias, real factor) const {
+    kittens::register_tile<T, N> tile;
+    if constexpr (transposed)
+      load_transposed(tile, bias);
+    else
+      load(tile, bias);
+    kittens::map_with(scores, tile, [=](real x, real b) { return biased(x, factor, b); });
+  }
+  static KITTENS_INLINE real biased(real x, real factor, real b) {
+    constexpr real least = sizeof(real) == 8 ? real(least_bias_double) : real(least_bias_float);
+    const real sum = x * factor + log2e * (b < least ? least : b);
+    return b == -kittens::infinity<real>() ? b : sum;  // it hides what x is, NaN included
   }
 
   template <int N> KITTENS_LONG void add_distances(kittens::register_tile<real, N>& scores, int row, int key, real factor) const {
@@ -147,17 +160,16 @@ template <class T, bool transposed> struct backward_scores {
   }
 
   template <int N> KITTENS_LONG void hide(kittens::register_tile<real, N>& weights, int row, int key) const {
-    const score_modifiers& m = rules.given;
-    const unsigned char* at = m.mask + modifier_offset(m.mask_stride, batch, head, row, key);
-    const int rows = rules.rows - row, keys = end_key - key;
-    const int row_stride = static_cast<int>(m.mask_stride[2]), key_stride = static_cast<int>(m.mask_stride[3]);
-    kittens::zero_unless_below(weights, columns(row, key), [=](int r, int c) {
-      const int i = transposed ? c : r, j = transposed ? r : c;
-      return i < rows && j < keys && at[int64_t(i) * row_stride + int64_t(j) * key_stride] != 0;
-    });
+    const unsigned char* mask = rules.given.mask + modifier_offset(rules.given.mask_stride, batch, head, 0, 0);
+    const auto from = [&](int i) { return mask + rules.row_of(row + i) * rules.given.mask_stride[2]; };
+    if constexpr (transposed)
+      kittens::keep_where_transposed(weights, [&](int i, int j) { return rules.template mask_bits<16>(from(i), key + j); }, real(0));
+    else
+      kittens::keep_where(weights, [&](int i, int j) { return rules.template mask_bits<32>(from(i), key + j); }, real(0));
   }
 
   template <int N> KITTENS_LONG void drop(kittens::register_tile<real, N>& weights, int row, int key) const {
+    const dropout_rule drawn = rules.dropout(batch, head, heads);
     const auto verdict = [&](uint32_t pair) { return dropout_verdict(pair, drawn.complement); };
     const auto draw = [&](int r, int c) { return drawn.draw(row + r, key + c); };
     if constexpr (transposed)

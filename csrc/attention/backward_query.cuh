@@ -20,8 +20,9 @@ template <class C> struct backward_query_shared {
   typename shapes::key_block key[C::key_stages];
   typename shapes::value_block value[C::value_stages];
   kittens::optional_tile<backward_notes<C::key_stages>, C::modified> notes;
+  kittens::optional_tile<bias_stages<typename shapes::query_bias, C::key_stages>, C::modified> bias;
   kittens::ring_flags<1> query_flags, gradient_flags;
-  kittens::ring_flags<C::key_stages> key_flags;
+  kittens::ring_flags<C::key_stages, C::modified> key_flags;
   kittens::ring_flags<C::value_stages> value_flags;
   kittens::mailbox<backward_query_work<C>> mail;
 };
@@ -56,7 +57,8 @@ template <class C> struct backward_query_kernel {
           const int after = p.next(w, j + 1);
           const place where{j * C::block_n, w.head / p.group, w.batch};
           if constexpr (C::modified)
-            key.load_with(s.notes.tile.note, note(p, w, j, after == w.end), p.key, where);
+            key.load(p.key, where, note_rider(s.notes.tile.note, note(p, w, j, after == w.end)),
+                     tile_rider(s.bias.tile.tile, p.bias, p.bias_at(w.row, j * C::block_n, w.head, w.batch), p.bias_travels));
           else
             key.load(p.key, where);
           value.load(p.value, where);
@@ -105,9 +107,10 @@ template <class C> struct backward_query_kernel {
           if (uniform(whole && !cut && !block.hides(wg))) {
             make_plain_gradients();
           } else {
-            const backward_scores<T, false> tile(p, w.batch, w.head);
+            const backward_scores<T, false, C::row.takes_softcap> tile(p, w.batch, w.head);
             slope_in_weights slope;
-            tile.weigh(scores, slope, row, column, block.hides(wg), [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
+            tile.weigh(scores, slope, row, column, block.hides(wg), rows_of(s.bias.tile.tile[key.last()], wg * 64),
+                       [&](real factor) { exp2_rows(scores, logsumexp2, factor); });
             map_rows(score_gradient, scores, delta, backward_modified_gradient<real>{p.rules.keep_scale});
           }
           convert(rounded_gradient, score_gradient);

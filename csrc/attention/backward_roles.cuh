@@ -25,8 +25,9 @@ template <class C, bool SumsQuery> struct backward_roles_shared {
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
   kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
   kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
+  kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
-  kittens::ring_flags<C::stages> query_flags, gradient_flags;
+  kittens::ring_flags<C::stages, true> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
 };
 
@@ -111,9 +112,13 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, 0), q, 0);
         mma_commit();
-        load_columns(logsumexp2, s.logsumexp2[query.last()]);
+        if constexpr (!C::modified) load_columns(logsumexp2, s.logsumexp2[query.last()]);
         mma_wait<0>();
         mma_done(scores);
+        const auto exponentiate = [&](real factor) {
+          if constexpr (C::modified) load_columns(logsumexp2, s.logsumexp2[query.last()]);  // what modifies the scores takes the registers before
+          exp2_columns(scores, logsumexp2, factor);
+        };
         const auto hand_over = [&](const register_tile<T, C::block_q>& tile) {
           named_barrier{weights_read + buffer, consumers}.sync();
           store(rows_of(s.weights[buffer], 0), tile);
@@ -122,14 +127,14 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         if constexpr (C::modified) {
           const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && w.key + C::block_k <= p.keys_of(w.batch);
           if (uniform(whole && !masked && !note.hides(0))) {
-            exp2_columns(scores, logsumexp2, p.scale_log2);
+            exponentiate(p.scale_log2);
             query.release();
             convert(weights, scores);
             hand_over(weights);
           } else {
-            const backward_scores<T, true> tile(p, w.batch, head);
+            const backward_scores<T, true, C::row.takes_softcap> tile(p, w.batch, head);
             register_tile<T, C::block_q> slope;
-            tile.weigh(scores, slope, i * C::block_q, w.key, note.hides(0), [&](real factor) { exp2_columns(scores, logsumexp2, factor); });
+            tile.weigh(scores, slope, i * C::block_q, w.key, note.hides(0), columns_of(s.bias.tile.tile[query.last()], 0), exponentiate);
             query.release();
             map_into(weights, scores, backward_kept_weight<real>{p.rules.keep_scale});
             tile.differentiate_cap(scores, slope);
@@ -137,7 +142,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
             hand_over(slope);
           }
         } else {
-          exp2_columns(scores, logsumexp2, p.scale_log2);
+          exponentiate(p.scale_log2);
           query.release();
           if (masked) zero_unless(scores, backward_visible(p.mask, w.key, i * C::block_q));
           convert(weights, scores);

@@ -26,8 +26,8 @@ template <class T, const auto& Rows, int Row, bool Modified = false> struct back
   static constexpr bool modified = Modified;
   static constexpr int bias_stages = backward_bias_stages(row);
   // The producer of the modified class looks up which blocks are empty.
-  static constexpr int producer_registers = !modified ? 24 : head_dim > 128 ? 40 : 56;
-  static constexpr int consumer_registers = !modified ? 240 : head_dim > 128 ? 232 : 224;
+  static constexpr int producer_registers = !modified ? 24 : head_dim > 64 ? 40 : 56;
+  static constexpr int consumer_registers = !modified ? 240 : head_dim > 64 ? 232 : 224;
   static_assert(producer_registers + 2 * consumer_registers <= kittens::registers_to_share(3), "registers: a CTA has no more");
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
@@ -63,6 +63,9 @@ template <class C> struct backward_tiles {
   using owned_gradient = kittens::shared_tile<T, C::block_m, C::value_dim>;
   using key_block = kittens::shared_tile<T, C::block_n, C::head_dim>;
   using value_block = kittens::shared_tile<T, C::block_n, C::value_dim>;
+  // the bias of a step, of either kernel
+  using key_bias = kittens::shared_tile<T, C::block_q, C::block_k>;
+  using query_bias = kittens::shared_tile<T, C::block_m, C::block_n>;
 };
 
 // The barriers of a kernel's four rings and its mailbox, ready for all.
@@ -82,6 +85,19 @@ template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens
 template <class C, bool modified = C::modified> struct backward_modification {};
 template <class C> struct backward_modification<C, true> {
   score_rules<typename C::element> rules;
+  bool bias_travels;  // to shared memory, with the tiles of a step: a copy can read it. Otherwise it is read where it is
+  bool bias_has_heads, bias_has_batches;
+
+  KITTENS_INLINE kittens::place bias_at(int row, int key, int head, int batch) const {
+    return {row, bias_has_heads ? head : 0, bias_has_batches ? batch : 0, key};
+  }
+};
+template <class Tile, bool modified> struct travelling_bias {};
+template <class Tile> struct travelling_bias<Tile, true> {
+  kittens::tile_map<Tile> bias;
+};
+template <class Tile, int Stages> struct bias_stages {
+  Tile tile[Stages];
 };
 
 // Eight classes of tiles at once, from a multiple of 8 on: whether one of them shows a pair.
@@ -120,7 +136,7 @@ template <class C> struct backward_problem : backward_modification<C> {
 };
 
 // The kernels that own keys: parameters, and a tile's work.
-template <class C> struct backward_key_params : backward_problem<C> {
+template <class C> struct backward_key_params : backward_problem<C>, travelling_bias<typename backward_tiles<C>::key_bias, C::modified> {
   using typename backward_problem<C>::real;
   using shapes = backward_tiles<C>;
   kittens::tile_map<typename shapes::query> query;
@@ -230,7 +246,7 @@ template <class C, class Problem> KITTENS_INLINE unsigned backward_classes(const
 }
 
 // The kernel that owns queries.
-template <class C> struct backward_query_params : backward_problem<C> {
+template <class C> struct backward_query_params : backward_problem<C>, travelling_bias<typename backward_tiles<C>::query_bias, C::modified> {
   using shapes = backward_tiles<C>;
   kittens::tile_map<typename shapes::owned_query> query;
   kittens::tile_map<typename shapes::owned_gradient> grad_output;

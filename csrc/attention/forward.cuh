@@ -26,7 +26,8 @@ template <class C> struct forward_shared {
   kittens::optional_tile<typename forward_tiles<C>::output, !C::output_in_query> output;
   kittens::optional_tile<block_notes<C>, C::modified> notes;
   kittens::ring_flags<C::query_stages> query_flags;
-  kittens::ring_flags<C::stages> key_flags, value_flags;
+  kittens::ring_flags<C::stages, C::modified> key_flags;
+  kittens::ring_flags<C::stages> value_flags;
   kittens::mailbox<forward_work<C>, 4> mail;  // the producer sends the next tile while consumers hold this one and the one before
 };
 
@@ -64,7 +65,7 @@ template <class C> struct forward_kernel {
         value.follow(key);
         const place where{j * C::block_n, w.head / p.group, w.batch};
         if constexpr (C::modified)
-          key.load_with(s.notes.tile.note, w.note(p, j), p.key, where);
+          key.load(p.key, where, note_rider(s.notes.tile.note, w.note(p, j)));
         else
           key.load(p.key, where);
         value.load(p.value, where);
@@ -100,6 +101,11 @@ template <class C> struct forward_kernel {
     register_tile<real, C::value_dim> output;
     row_vector<real> maximum, sum, shift, rescale, block_sum;
     [[maybe_unused]] block_note block{};  // modified: whose scores there are
+    [[maybe_unused]] register_tile<T, C::block_n> bias;
+    // A block's bias comes under its scores' product where the registers allow it, but the first block's. Before the product: it is a branch.
+    auto load_bias = [&](const forward_work<C>& w) {
+      if constexpr (C::modified) p.rules.load_bias(bias, {w.batch, w.head, w.row + wg * 64, block.block * C::block_n});
+    };
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
     auto skipped = [&](const forward_work<C>& w) { return C::skips ? uniform(w.end - forward_blocks<C>(p, w, w.row + wg * 64).end) : 0; };
@@ -167,19 +173,22 @@ template <class C> struct forward_kernel {
             return (last < w.end_key ? last : w.end_key) - at.key;
           };
           const bool cut = first(63) > 0 || end(0) < C::block_n, masked = block.hides(wg);
-          const bool plain = !cut && !masked && p.rules.scores_are_plain();  // the scores may stay as they are
-          if (!plain) p.rules.modify(scores, at);
+          real factor = p.scale_log2;
+          if (!p.rules.scores_are_plain()) {
+            if (C::bias_early && block.first()) load_bias(w);
+            factor = p.rules.template modify<C::bias_early>(scores, bias, at);
+          }
           if (cut) keep_columns(scores, first, end);
           if (masked) p.rules.hide(scores, at);
           // A row without a reference has seen no key yet.
           map(rescale, maximum, [](real m) { return -m; });
           bool renew = block.first() || any_above(rescale, real(3.4e38));
           if (!renew) {
-            exp2_into(weights, scores, maximum, plain ? p.scale_log2 : real(1), block_sum);
+            exp2_into(weights, scores, maximum, factor, block_sum);
             renew = any_above(block_sum, weight_limit<T>());
           }
           if (renew) {
-            if (plain) map(scores, [&](real x) { return x * p.scale_log2; });
+            map(scores, [=](real x) { return x * factor; });
             renew_reference(block.first());
           } else {
             map(sum, sum, block_sum, [](real a, real b) { return a + b; });
@@ -205,6 +214,7 @@ template <class C> struct forward_kernel {
         auto& k = key.wait();
         const bool more_than_first = C::modified ? !block.first() : j < blocks.end - 2;
         if constexpr (C::modified) block = s.notes.tile.note[key.last()].uniform();
+        if constexpr (C::bias_early) load_bias(w);
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
         mma_AB(output, weights, v, more_than_first);

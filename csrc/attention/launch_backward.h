@@ -50,7 +50,25 @@ template <class C> struct backward_launch {
     p.counter = counter;
     if constexpr (C::modified) {
       p.rules = score_rules<typename C::element>(a.modifiers, a.classes, a.scale, length_q, a.mask.length_k, 0);
+      p.bias_travels = bias_travels();
+      p.bias_has_heads = a.modifiers.bias_stride[1] != 0;
+      p.bias_has_batches = a.modifiers.bias_stride[0] != 0;
     }
+  }
+
+  // Whether a copy can read the bias: of the query's type, its rows where tensor maps take them.
+  bool bias_travels() const {
+    const score_modifiers& m = a.modifiers;
+    constexpr int64_t aligned = 16 / sizeof(typename C::element);
+    const bool strides = m.bias_stride[0] % aligned == 0 && m.bias_stride[1] % aligned == 0 && m.bias_stride[2] % aligned == 0;
+    return m.bias && !m.bias_is_real && m.bias_stride[3] == 1 && m.bias_stride[2] != 0 && strides && reinterpret_cast<uintptr_t>(m.bias) % 16 == 0;
+  }
+  template <class Tile> const char* map_bias(kittens::tile_map<Tile>& map) const {
+    const int64_t* stride = a.modifiers.bias_stride;
+    if (!bias_travels()) return nullptr;
+    const auto planes = [](int64_t apart, int count) { return apart == 0 ? 1 : count; };  // a broadcast dimension has one
+    return kittens::make_tile_map(map, {const_cast<void*>(a.modifiers.bias), {planes(stride[0], batch), planes(stride[1], heads), length_q, a.mask.length_k},
+                                        {stride[0], stride[1], stride[2], 1}});
   }
 
   const char* prepare() const {
@@ -80,6 +98,8 @@ template <class C> struct backward_launch {
     if (p.need_value && (error = kittens::make_tile_map(p.grad_value, seen(a.grad_value)))) return error;
     set(p, (a.mask.length_k + C::block_k - 1) / C::block_k, heads_k, columns * length_q * (heads / heads_k) * sizeof(typename C::element),
         a.key_counter);
+    if constexpr (C::modified)
+      if ((error = map_bias(p.bias))) return error;
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
     p.sum_step = 2 * C::query_sum_tile;
@@ -94,6 +114,8 @@ template <class C> struct backward_launch {
         (error = kittens::make_tile_map(p.key, key)) || (error = kittens::make_tile_map(p.value, value)) ||
         (error = kittens::make_tile_map(p.grad_query, a.grad_query)))
       return error;
+    if constexpr (C::modified)
+      if ((error = map_bias(p.bias))) return error;
     set(p, (length_q + C::block_m - 1) / C::block_m, heads, columns * a.mask.length_k * heads_k / heads * sizeof(typename C::element),
         a.query_counter);
     return kittens::launch<backward_query_kernel<C>>(p, a.query_grid, execution);
@@ -103,7 +125,7 @@ template <class C> struct backward_launch {
     backward_bias_params<C> p;
     const char* error = nullptr;
     if ((error = kittens::make_tile_map(p.query, a.query)) || (error = kittens::make_tile_map(p.grad_output, a.grad_output)) ||
-        (error = kittens::make_tile_map(p.key, seen(a.key))) || (error = kittens::make_tile_map(p.value, seen(a.value))))
+        (error = kittens::make_tile_map(p.key, seen(a.key))) || (error = kittens::make_tile_map(p.value, seen(a.value))) || (error = map_bias(p.bias)))
       return error;
     p.grad_bias = a.grad_bias.data;
     const int full[4] = {batch, heads, (length_q + C::block_m - 1) / C::block_m, (a.mask.length_k + C::block_n - 1) / C::block_n};

@@ -20,6 +20,7 @@ template <class Element> struct score_rules {
   tile_classes classes;
   real scale_log2, cap_scale, cap_log2, keep_scale;  // log2(e) scale; scale / c; log2(e) c, 0 without a soft cap
   int rows, keys, first_key;                         // of the caller's keys, no row sees those before first_key under the interval
+  bool bias_has_pairs;
 
   static constexpr real log2_e = real(1.4426950408889634);
 
@@ -30,6 +31,8 @@ template <class Element> struct score_rules {
     cap_scale = modifiers.softcap != 0 ? static_cast<real>(scale / modifiers.softcap) : real(0);
     cap_log2 = static_cast<real>(modifiers.softcap * 1.4426950408889634);
     keep_scale = static_cast<real>(modifiers.keep_scale);
+    bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 && reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
+    for (int d = 0; d < 3; d++) bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
   }
 
   // Keys from here on are hidden in this batch.
@@ -54,28 +57,53 @@ template <class Element> struct score_rules {
   // Whether the scores of a block of which every row sees all keys are scale q.k alone.
   KITTENS_INLINE bool scores_are_plain() const { return cap_log2 == real(0) && !given.bias && !given.alibi_slopes; }
 
-  // The scores become those of the softmax, in base 2, masks aside.
-  template <int Keys> KITTENS_INLINE void modify(kittens::register_tile<real, Keys>& scores, score_place at) const {
-    if (cap_log2 != real(0))
-      map(scores, [&](real x) { return cap_log2 * kittens::tanh(x * cap_scale); });
-    else
-      map(scores, [&](real x) { return x * scale_log2; });
+  // The bias of a place comes as pairs of its own type: all of the keys exist, two neighbours lie where both together are aligned.
+  template <int Keys> KITTENS_INLINE bool bias_in_pairs(score_place at) const { return bias_has_pairs && at.key + Keys <= keys; }
+  // Pairs of the bias to registers, where it has them.
+  template <int Keys> KITTENS_INLINE void load_bias(kittens::register_tile<Element, Keys>& bias, score_place at) const {
+    if (bias_in_pairs<Keys>(at)) load_pairs(bias, bias_rows(static_cast<const Element*>(given.bias), at));
+  }
+
+  // The scores become those of the softmax, in base 2 but for the factor that is returned, masks aside. Loads: pairs of the bias are what load_bias
+  // has brought.
+  template <bool Loads, int Keys>
+  KITTENS_INLINE real modify(kittens::register_tile<real, Keys>& scores, const kittens::register_tile<Element, Keys>& bias, score_place at) const {
+    real factor = scale_log2;
+    if (cap_log2 != real(0)) {
+      cap(scores);
+      factor = cap_log2;
+    }
     if (given.bias) {
-      if (given.bias_is_real)
-        add_bias(scores, static_cast<const real*>(given.bias), at);
-      else
-        add_bias(scores, static_cast<const Element*>(given.bias), at);
+      const auto add = [=](real x, real b) { return x * factor + in_base_two(b); };
+      const Element* same_type = static_cast<const Element*>(given.bias);
+      if (!bias_in_pairs<Keys>(at)) {
+        if (given.bias_is_real)
+          map_with_elements(scores, bias_rows(static_cast<const real*>(given.bias), at), given.bias_stride[3], keys - at.key, add);
+        else
+          map_with_elements(scores, bias_rows(same_type, at), given.bias_stride[3], keys - at.key, add);
+      } else if constexpr (Loads) {
+        map_with(scores, bias, add);
+      } else {
+        map_with_pairs(scores, bias_rows(same_type, at), add);
+      }
+      factor = real(1);
     }
     if (given.alibi_slopes) {
       const real slope = steep(at.batch, at.head);
       const int diagonal = at.row + given.diagonal - at.key;
       map_pairs(scores, [&](int row, int key, real& x, real& y) {
         const int distance = row + diagonal - key;
-        x -= slope * static_cast<real>(distance < 0 ? -distance : distance);
-        y -= slope * static_cast<real>(distance < 1 ? 1 - distance : distance - 1);
+        x = x * factor - slope * static_cast<real>(distance < 0 ? -distance : distance);
+        y = y * factor - slope * static_cast<real>(distance < 1 ? 1 - distance : distance - 1);
       });
+      factor = real(1);
     }
     if (given.bias) map(scores, [](real x) { return raise_masked(x); });
+    return factor;
+  }
+  // Scores become tanh(scale / c scores).
+  template <int Keys> KITTENS_INLINE void cap(kittens::register_tile<real, Keys>& scores) const {
+    map(scores, [&](real x) { return kittens::tanh(x * cap_scale); });
   }
 
   // What the mask hides becomes -infinity.
@@ -83,19 +111,28 @@ template <class Element> struct score_rules {
     const unsigned char* mask = given.mask + modifier_offset(given.mask_stride, at.batch, at.head, 0, 0);
     keep_where(scores, [&](int row, int key) {
       const unsigned char* from = mask + row_of(at.row + row) * given.mask_stride[2];
-      const int first = at.key + key;
-      uint32_t bits = 0;
-      if (given.mask_stride[3] == 1 && first + 32 <= keys && reinterpret_cast<uintptr_t>(from + first) % 16 == 0) {
-        uint32_t words[8];
-        kittens::load_words(words, from + first);
-        KITTENS_UNROLL for (int i = 0; i < 8; i++) bits |= first_bits(words[i]) << (4 * i);
-      } else {
-        KITTENS_NO_UNROLL for (int i = 0; i < 32; i++)
-          bits |= static_cast<uint32_t>(from[key_of(first + i) * given.mask_stride[3]] != 0) << i;
-      }
-      return bits;
-    });
+      return mask_bits<32>(from, at.key + key);
+    }, -kittens::infinity<real>());
   }
+
+  // A bit for each of Count keys from `first` on, set where a row of the mask shows it: all that the row has lies at `row`.
+  template <int Count> KITTENS_INLINE uint32_t mask_bits(const unsigned char* row, int first) const {
+    uint32_t bits = 0;
+    if (given.mask_stride[3] == 1 && first + Count <= keys && reinterpret_cast<uintptr_t>(row + first) % 16 == 0) {
+      uint32_t words[Count / 4];
+      kittens::load_words(words, row + first);
+      KITTENS_UNROLL for (int i = 0; i < Count / 4; i++) bits |= first_bits(words[i]) << (4 * i);
+    } else {
+      KITTENS_NO_UNROLL for (int from = 0; from < Count; from += 4)  // four loads in flight together: eight spill
+        KITTENS_UNROLL for (int i = from; i < from + 4; i++)
+          bits |= static_cast<uint32_t>(row[key_of(first + i) * given.mask_stride[3]] != 0) << i;
+    }
+    return bits;
+  }
+
+  // Rows and keys of a tile beyond the tensor's: any value does.
+  KITTENS_INLINE int64_t row_of(int row) const { return row < rows ? row : rows - 1; }
+  KITTENS_INLINE int64_t key_of(int key) const { return key < keys ? key : keys - 1; }
 
   // What dropout says in one (batch, head), or nothing of interest without it.
   KITTENS_INLINE dropout_rule dropout(int batch, int head, int heads) const {
@@ -111,27 +148,13 @@ template <class Element> struct score_rules {
   }
 
  private:
-  // Rows and keys of a tile beyond the tensor's: any value does.
-  KITTENS_INLINE int64_t row_of(int row) const { return row < rows ? row : rows - 1; }
-  KITTENS_INLINE int64_t key_of(int key) const { return key < keys ? key : keys - 1; }
-
   // One bit for each of a word's four bytes, which are 0 or 1.
   KITTENS_INLINE static uint32_t first_bits(uint32_t bytes) { return (bytes * 0x01020408u) >> 24 & 0xF; }
 
-  template <int Keys, class B>
-  KITTENS_INLINE void add_bias(kittens::register_tile<real, Keys>& scores, const B* bias, score_place at) const {
+  // Where the rows of a place lie in the bias.
+  template <class B> KITTENS_INLINE auto bias_rows(const B* bias, score_place at) const {
     const B* from = bias + modifier_offset(given.bias_stride, at.batch, at.head, 0, at.key);
-    const auto row_from = [&](int row) { return from + row_of(at.row + row) * given.bias_stride[2]; };
-    const bool pairs = given.bias_stride[3] == 1 && given.bias_stride[2] % 2 == 0 && reinterpret_cast<uintptr_t>(from) % (2 * sizeof(B)) == 0;
-    if (pairs && at.key + Keys <= keys)
-      map_pairs(scores, [&](int row, int key, real& x, real& y) {
-        real left, right;
-        kittens::widen_pair(row_from(row) + key, left, right);
-        x += in_base_two(left);
-        y += in_base_two(right);
-      });
-    else
-      add_from(scores, row_from, given.bias_stride[3], keys - at.key, [](real x) { return in_base_two(x); });
+    return [this, from, first = at.row](int row) { return from + row_of(first + row) * given.bias_stride[2]; };
   }
 
   // The most negative finite number does not hide a key, so it must not become -infinity; -infinity does, and NaN stays NaN.

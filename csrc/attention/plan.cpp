@@ -88,6 +88,7 @@ struct backward_rule {
   int head_dim, value_dim;  // largest it takes
   int configuration;
   const char* reason;
+  bool takes_softcap = true;
 };
 
 constexpr backward_rule backward_rules_sm90[] = {
@@ -100,8 +101,9 @@ constexpr backward_rule backward_rules_sm90[] = {
 
 constexpr backward_rule backward_rules_sm90_modified[] = {
     {64, 64, 0, "head_dim <= 64: 128 keys, steps of 64 queries"},
-    {128, 128, 1, "head_dim <= 128: 64 keys, a warpgroup for each gradient"},
-    {256, 256, 2, "head_dim <= 256: 64 keys, a warpgroup for each gradient"},
+    {128, 128, 1, "head_dim <= 128: 128 keys, steps of 64 queries", false},
+    {128, 128, 2, "head_dim <= 128, a soft cap: 64 keys, a warpgroup for each gradient"},
+    {256, 256, 3, "head_dim <= 256: 64 keys, a warpgroup for each gradient"},
 };
 
 constexpr backward_rule backward_rules_cpu[] = {
@@ -110,9 +112,9 @@ constexpr backward_rule backward_rules_cpu[] = {
     {256, 256, 2, "head_dim <= 256: steps of 64 queries"},
 };
 
-template <int N> const backward_rule* find_rule(const backward_rule (&rules)[N], const forward_problem& p) {
+template <int N> const backward_rule* find_rule(const backward_rule (&rules)[N], const forward_problem& p, bool softcap) {
   for (const backward_rule& rule : rules)
-    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim) return &rule;
+    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && (rule.takes_softcap || !softcap)) return &rule;
   return nullptr;
 }
 
@@ -204,11 +206,16 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   plan.kernel = sm90 ? "backward_sm90" : "backward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
   const bool chosen =
-      !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration)
+      !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p, request.softcap), p, configuration)
       : p.modified
-          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p), p, configuration)
-          : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration);
+          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p, request.softcap), p, configuration)
+          : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p, request.softcap), p, configuration);
   if (!chosen) return plan;
+  if (request.softcap && !plan.row.takes_softcap) {
+    plan.configuration = -1;
+    plan.reason = "this row of the table takes no soft cap";
+    return plan;
+  }
   if (p.modified && plan.mask.length_k > 0) plan.mask = with_every_key(plan.mask);
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };

@@ -44,6 +44,7 @@ struct backward_request {
   bool deterministic;          // the same bit for bit at every run
   bool need_bias = false;      // dbias
   bool bias_apart[4] = {};     // where the bias is not broadcast
+  bool softcap = false;        // there is a soft cap
 };
 
 struct backward_plan {

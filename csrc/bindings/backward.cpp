@@ -31,7 +31,7 @@ struct backward_call {
   bool modifies() const { return modifiers && modifiers_of(*modifiers, query, key).any(); }
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
   backward_request request() const {
-    backward_request r{need_query, need_key || need_value, deterministic, need_bias};
+    backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, modifiers && modifiers->softcap != 0};
     for (int d = 0; need_bias && d < 4; d++) r.bias_apart[d] = modifiers->bias->size(d) != 1;
     return r;
   }

@@ -8,6 +8,7 @@
 #include "../../csrc/kittens/tutorial/gemm.cuh"
 #include "gradient_kernels.h"
 #include "mask_kernels.h"
+#include "rider_kernels.h"
 #include "pipeline_kernels.h"
 #include "product_kernels.h"
 #include "weight_kernels.h"
@@ -88,6 +89,8 @@ class kernel_list {
     add<exp2_kernel<T, 128>>("exp2_into", type_name<T>(), {128});
     add<drop_kernel<T, 64>>("keep_drawn", type_name<T>(), {64});
     add<drop_kernel<T, 128>>("keep_drawn", type_name<T>(), {128});
+    add<rider_kernel<T, 64>>("riders", type_name<T>(), {64});
+    add<rider_kernel<T, 128>>("riders", type_name<T>(), {128});
     add<zero_kernel<T, 64>>("zero_rows", type_name<T>(), {64});
     add<zero_kernel<T, 80>>("zero_rows", type_name<T>(), {80});
     add<signed_kernel<T, 64>>("signed", type_name<T>(), {64});
@@ -103,6 +106,7 @@ class kernel_list {
   template <class Real> void add_of_real() {
     add_of_width<Real, 8, 24, 80, 128, 192>();
     add_keeping<Real, 8, 80, 96, 128>();
+    add<hide_kernel<Real, 32>>("hide", type_name<Real>(), {32});
     add<hide_kernel<Real, 64>>("hide", type_name<Real>(), {64});
     add<hide_kernel<Real, 128>>("hide", type_name<Real>(), {128});
     add<column_sum_kernel<Real, 64>>("column_sums", type_name<Real>(), {64});

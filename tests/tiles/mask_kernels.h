@@ -20,7 +20,7 @@ template <class Real, int C> struct hide_kernel {
     Real* out = pointer<Real>(p.a, 2);
     register_tile<Real, C> t;
     read(t, source);
-    keep_where(t, [=](int row, int column) { return words[row * (C / 32) + column / 32]; });
+    keep_where(t, [=](int row, int column) { return words[row * (C / 32) + column / 32]; }, -infinity<Real>());
     write(out, t);
     read(t, source);
     map_pairs(t, [](int row, int column, Real& x, Real& y) {
@@ -36,7 +36,7 @@ template <class Real, int C> struct hide_kernel {
     write(out + 3 * 64 * C, t);
     const Real* added = pointer<Real>(p.a, 3);
     read(t, source);
-    add_from(t, [=](int row) { return added + row / 2 * (2 * C); }, 2, p.a.integers[1], [](Real x) { return 2 * x; });
+    map_with_elements(t, [=](int row) { return added + row / 2 * (2 * C); }, 2, p.a.integers[1], [](Real x, Real y) { return x + 2 * y; });
     write(out + 4 * 64 * C, t);
   }
 };

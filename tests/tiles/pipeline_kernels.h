@@ -46,7 +46,7 @@ template <class T, int Stages> struct ring_kernel {
       producer(s.b, s.b_flags).load(p.b, {0, 0, 0});
       producer x(s.x, s.x_flags);
       const real* vector = pointer<real>(p.a, 2);
-      KITTENS_NO_UNROLL for (int i = 0; i < tiles; i++) x.load(p.x, {i * 128, 0, 0}, s.vectors, vector + i * 64);
+      KITTENS_NO_UNROLL for (int i = 0; i < tiles; i++) x.load(p.x, {i * 128, 0, 0}, vector_rider(s.vectors, vector + i * 64));
       return;
     }
 

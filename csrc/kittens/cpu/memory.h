@@ -109,6 +109,28 @@ KITTENS_INLINE void load(register_tile<Real, C>& t, shared_rows<shared_tile<T, R
   simd::convert_elements(t.d, rows_to_read(from, "load"), warpgroup_rows * C);
 }
 
+// The same, as they are.
+template <class T, int R, int C>
+  requires(!std::is_same_v<T, accumulator<T>>)
+KITTENS_INLINE void load(register_tile<T, C>& t, shared_rows<shared_tile<T, R, C>> from) {
+  use(t, "load");
+  const T* data = rows_to_read(from, "load");
+  for (int i = 0; i < warpgroup_rows * C; i++) registers::put_one<T>(t.d[i], widen(data[i]));
+}
+// The transpose of 64 columns.
+template <class T, int R, int C>
+KITTENS_INLINE void load_transposed(register_tile<T, R>& t, shared_columns<shared_tile<T, R, C>> from) {
+  use(t, "load_transposed");
+#if KITTENS_CHECKED
+  runtime::read_shared(from.tile.id(), {0, R, from.first, warpgroup_rows}, "load_transposed");
+#else
+  from.tile.panels.own(from.tile.data);
+#endif
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < warpgroup_rows; c++)
+      registers::put_one<T>(t.d[c * R + r], widen(from.tile.data[r * C + from.first + c]));
+}
+
 // v += the dot products of the rows of a and b; a warpgroup is one thread here, so a share is the whole
 template <class Real, class T, int R, int C> KITTENS_INLINE void row_dot(row_vector<Real>& v,
                                                                          shared_rows<shared_tile<T, R, C>> a,

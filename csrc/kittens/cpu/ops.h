@@ -93,7 +93,7 @@ KITTENS_INLINE void map_with(register_tile<Real, C>& t, const register_tile<T, C
   use(u, "map_with");
   for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] = f(t.d[i], registers::get<T>(u.d[i]));
 }
-// The two below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they
+// Takes the columns in groups of 32, as far as a group begins before `end`, and leaves the others as they
 // are.
 inline int end_of_groups(int end, int columns) {
   const int whole = end > 0 ? (end + 31) / 32 * 32 : 0;
@@ -104,10 +104,6 @@ template <class Real, int C, class F> KITTENS_INLINE void map_below(register_til
   use(t, "map_below");
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < end_of_groups(end, C); c++) t.d[r * C + c] = f(r, c, t.d[r * C + c]);
-}
-// t = f(row, column) ? t : 0
-template <class Real, int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<Real, C>& t, int end, F f) {
-  map_below(t, end, [&](int row, int column, Real x) { return f(row, column) ? x : Real(0); });
 }
 // Elements that are not drawn change their sign. draw(row, column) decides on eight: the rows row + 8 a by the columns
 // column + 8 b + e; it is asked where row % 16 < 8, column % 16 < 8 and column is even, in the groups of 16 columns that
@@ -145,24 +141,49 @@ template <class Real, int C, class F> KITTENS_INLINE void map_pairs(register_til
   for (int r = 0; r < warpgroup_rows; r++)
     for (int c = 0; c < C; c += 2) f(r, c, t.d[r * C + c], t.d[r * C + c + 1]);
 }
-// t += f(element), of the columns below `count`: a row's element c is from(row)[c * stride], widened
+// t = f(t, element), of the columns below `count`: a row's element c is from(row)[c * stride], widened
 template <class Real, int C, class From, class F>
-KITTENS_INLINE void add_from(register_tile<Real, C>& t, From from, int64_t stride, int count, F f) {
-  use(t, "add_from");
+KITTENS_INLINE void map_with_elements(register_tile<Real, C>& t, From from, int64_t stride, int count, F f) {
+  use(t, "map_with_elements");
   for (int r = 0; r < warpgroup_rows; r++) {
     const auto* row = from(r);
-    for (int c = 0; c < C && c < count; c++) t.d[r * C + c] += f(widen(row[c * stride]));
+    for (int c = 0; c < C && c < count; c++) t.d[r * C + c] = f(t.d[r * C + c], widen(row[c * stride]));
   }
 }
-// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become -infinity.
-template <class Real, int C, class F> KITTENS_INLINE void keep_where(register_tile<Real, C>& t, F bits) {
-  static_assert(C % 64 == 0, "keep_where: the GPU takes multiples of 64 columns");
+// t = from(row)[column]
+template <class T, int C, class From> KITTENS_INLINE void load_pairs(register_tile<T, C>& t, From from) {
+  use(t, "load_pairs");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c++) registers::put_one<T>(t.d[r * C + c], widen(from(r)[c]));
+}
+// t = f(t, from(row)[column])
+template <class Real, int C, class From, class F> KITTENS_INLINE void map_with_pairs(register_tile<Real, C>& t, From from, F f) {
+  use(t, "map_with_pairs");
+  for (int r = 0; r < warpgroup_rows; r++)
+    for (int c = 0; c < C; c++) t.d[r * C + c] = f(t.d[r * C + c], widen(from(r)[c]));
+}
+// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become `otherwise`.
+template <class Real, int C, class F>
+KITTENS_INLINE void keep_where(register_tile<Real, C>& t, F bits, std::type_identity_t<Real> otherwise) {
+  static_assert(C % 32 == 0, "keep_where: a word has the bits of 32 columns");
   use(t, "keep_where");
   for (int r = 0; r < warpgroup_rows; r++)
     for (int from = 0; from < C; from += 32) {
       const uint32_t word = bits(r, from);
       Real* x = t.d + r * C + from;
-      for (int c = 0; c < 32; c++) x[c] = word >> c & 1 ? x[c] : -infinity<Real>();
+      for (int c = 0; c < 32; c++) x[c] = word >> c & 1 ? x[c] : otherwise;
+    }
+}
+// The same of a transposed tile: bits(column, row), a bit for each of 16 rows from `row` on.
+template <class Real, int C, class F>
+KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, F bits, std::type_identity_t<Real> otherwise) {
+  static_assert(C % 64 == 0, "keep_where_transposed: the GPU takes multiples of 64 columns");
+  use(t, "keep_where_transposed");
+  for (int c = 0; c < C; c++)
+    for (int from = 0; from < warpgroup_rows; from += 16) {
+      const uint32_t word = bits(c, from);
+      for (int r = 0; r < 16; r++)
+        if (!(word >> r & 1)) t.d[(from + r) * C + c] = otherwise;
     }
 }
 // Elements that are not drawn become zero; draw and verdict as for negate_undrawn.

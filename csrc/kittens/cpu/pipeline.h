@@ -4,11 +4,13 @@
 #include <new>
 
 #include "memory.h"
+#include "../core/riders.h"
 
 namespace kittens {
 inline namespace KITTENS_MACHINE {
 
-template <int Stages> struct ring_flags {
+// ReadByWarps: of use to the Hopper machine only.
+template <int Stages, bool ReadByWarps = false> struct ring_flags {
   barrier full[Stages], empty[Stages];
 
   void init(int consumers) {
@@ -30,68 +32,45 @@ template <int Stages> struct ring_position {
   }
 };
 
-template <class Tile, int Stages>
-KITTENS_INLINE void name_ring([[maybe_unused]] Tile (&tiles)[Stages], [[maybe_unused]] ring_flags<Stages>& flags) {
+template <class Tile, int Stages, bool ReadByWarps>
+KITTENS_INLINE void name_ring([[maybe_unused]] Tile (&tiles)[Stages], [[maybe_unused]] ring_flags<Stages, ReadByWarps>& flags) {
 #if KITTENS_CHECKED
   runtime::ring_named(tiles[0].id(), sizeof(Tile), Stages, &flags.full[0].state, &flags.empty[0].state);
 #endif
 }
 
-template <class Tile, int Stages> struct producer {
+template <class Tile, int Stages, bool ReadByWarps> struct producer {
   Tile (&tiles)[Stages];
-  ring_flags<Stages>& flags;
+  ring_flags<Stages, ReadByWarps>& flags;
   ring_position<Stages> at{0, 1};  // every stage is empty at the start: waiting for phase 1 returns at once
 
-  producer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) { name_ring(t, f); }
+  producer(Tile (&t)[Stages], ring_flags<Stages, ReadByWarps>& f) : tiles(t), flags(f) { name_ring(t, f); }
 
   // This ring is where `other` is, which moves together with it: of as many stages, or of two where this one has one.
   // Of use to the Hopper compiler only.
   template <class Other> void follow(const Other&) {}
 
-  void load(const tile_map<Tile>& map, place where) {
+  // Fills the next stage once it is empty; riders travel with the tile.
+  template <class... Riders> void load(const tile_map<Tile>& map, place where, const Riders&... riders) {
     flags.empty[at.stage].wait(at.phase);
-    flags.full[at.stage].expect(Tile::bytes);
+    (riders.write(at.stage), ...);
+    flags.full[at.stage].expect((Tile::bytes + ... + riders.bytes()));
     copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    at.advance();
-  }
-  // A note travels with the tile: consumers read notes[last()] once they have waited for it.
-  template <class Note> void load_with(Note (&notes)[Stages], const Note& note, const tile_map<Tile>& map, place where) {
-    flags.empty[at.stage].wait(at.phase);
-    notes[at.stage] = note;
-    flags.full[at.stage].expect(Tile::bytes);
-    copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    at.advance();
-  }
-  template <class T, int N>
-  void load(const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages], const T* source) {
-    flags.empty[at.stage].wait(at.phase);
-    flags.full[at.stage].expect(Tile::bytes + shared_vector<T, N>::bytes);
-    copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    copy(vectors[at.stage], source, flags.full[at.stage]);
-    at.advance();
-  }
-  template <class Note, class T, int N>
-  void load_with(Note (&notes)[Stages], const Note& note, const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages],
-                 const T* source) {
-    flags.empty[at.stage].wait(at.phase);
-    notes[at.stage] = note;
-    flags.full[at.stage].expect(Tile::bytes + shared_vector<T, N>::bytes);
-    copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    copy(vectors[at.stage], source, flags.full[at.stage]);
+    (riders.copy_to(at.stage, flags.full[at.stage]), ...);
     at.advance();
   }
 };
 
-template <class Tile, int Stages> struct consumer {
+template <class Tile, int Stages, bool ReadByWarps> struct consumer {
   Tile (&tiles)[Stages];
-  ring_flags<Stages>& flags;
+  ring_flags<Stages, ReadByWarps>& flags;
   ring_position<Stages> at{0, 0};
   int oldest = 0;
 #if KITTENS_CHECKED
   int held = 0;  // waited for and not released
 #endif
 
-  consumer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) { name_ring(t, f); }
+  consumer(Tile (&t)[Stages], ring_flags<Stages, ReadByWarps>& f) : tiles(t), flags(f) { name_ring(t, f); }
 
   template <class Other> void follow(const Other&) {}
 

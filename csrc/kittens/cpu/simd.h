@@ -203,7 +203,7 @@ template <class W> KITTENS_ALWAYS_INLINE W maximum_of(vector<W> v) {
 }  // namespace simd
 
 // 32 bytes of memory.
-KITTENS_INLINE void load_words(uint32_t (&words)[8], const void* from) { __builtin_memcpy(words, from, sizeof words); }
+template <int N> KITTENS_INLINE void load_words(uint32_t (&words)[N], const void* from) { __builtin_memcpy(words, from, sizeof words); }
 
 // One element of memory as an accumulator, and two neighbours.
 KITTENS_INLINE float widen(float x) { return x; }

@@ -87,6 +87,29 @@ template <class T, int R, int C> KITTENS_INLINE void load(register_tile<float, C
   }
 }
 
+// The same, as they are.
+template <class T, int R, int C>
+  requires is_16_bit<T>
+KITTENS_INLINE void load(register_tile<T, C>& t, shared_rows<shared_tile<T, R, C>> from) {
+  const matrix_addresses<T, R, C> at(from.tile, from.first);
+  KITTENS_UNROLL for (int j = 0; j < C / 16; j++) at.load(j, *reinterpret_cast<uint32_t(*)[4]>(t.d + 4 * j));
+}
+// The transpose of 64 columns.
+template <class T, int R, int C>
+  requires is_16_bit<T>
+KITTENS_INLINE void load_transposed(register_tile<T, R>& t, shared_columns<shared_tile<T, R, C>> from) {
+  using layout = tile_layout<T, R, C>;
+  constexpr uint32_t chunks = layout::span_bytes / 16, rows_per_step = 8 / chunks;
+  const uint32_t me = thread::in_warpgroup_now(), lane = me & 31, row = (lane & 7) + (lane >> 4) * 8;
+  const uint32_t chunk = from.first / 8 + (me >> 5) * 2 + (lane >> 3 & 1), twist = (row / rows_per_step) % chunks;
+  const uint32_t address = shared_address(from.tile.data) + (chunk / chunks) * layout::panel_bytes + row * layout::span_bytes + (((chunk % chunks) ^ twist) << 4);
+  KITTENS_UNROLL for (int j = 0; j < R / 16; j++)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(t.d[4 * j]), "=r"(t.d[4 * j + 1]), "=r"(t.d[4 * j + 2]), "=r"(t.d[4 * j + 3])
+                 : "r"(address + j * 16 * layout::span_bytes)
+                 : "memory");
+}
+
 // v += the dot products of the rows of a and b, each thread its share.
 template <class T, int R, int C>
 KITTENS_INLINE void row_dot(row_vector<float>& v, shared_rows<shared_tile<T, R, C>> a, shared_rows<shared_tile<T, R, C>> b) {

@@ -37,7 +37,7 @@ template <class T, int C, class F> KITTENS_INLINE void map_with(register_tile<fl
     t.d[2 * i + 1] = f(t.d[2 * i + 1], y.y);
   }
 }
-// The two below take the columns in groups of 32, as far as a group begins before `end`, and leave the others as they are. What the groups load is
+// Takes the columns in groups of 32, as far as a group begins before `end`, and leave the others as they are. What the groups load is
 // not in flight at once: that of a whole tile would take all registers. Rows and columns are worked out anew, as above.
 //
 // f(row, column, x), in place
@@ -47,10 +47,6 @@ template <int C, class F> KITTENS_INLINE void map_below(register_tile<float, C>&
     if (2 * g < end)
       KITTENS_UNROLL for (int i = g; i < g + 16 && i < C / 2; i++)
         t.d[i] = f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1), t.d[i]);
-}
-// t = f(row, column) ? t : 0
-template <int C, class F> KITTENS_INLINE void zero_unless_below(register_tile<float, C>& t, int end, F f) {
-  map_below(t, end, [&](int row, int column, float x) { return f(row, column) ? x : 0.f; });
 }
 // Each half is its top bit, 16 times over.
 KITTENS_INLINE uint32_t halves_of_signs(uint32_t x) {
@@ -101,20 +97,40 @@ template <int C, class F> KITTENS_INLINE void map_pairs(register_tile<float, C>&
   const int row = thread::first_row_now(), column = thread::first_column_now();
   KITTENS_UNROLL for (int i = 0; i < C / 2; i += 2) f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column, t.d[i], t.d[i + 1]);
 }
-// t += f(element), of the columns below `count`: a row's element c is from(row)[c * stride], widened. Addresses follow from each other, since all
+// t = f(t, element), of the columns below `count`: a row's element c is from(row)[c * stride], widened. Addresses follow from each other, since all
 // of them at once would not fit the registers.
-template <int C, class From, class F> KITTENS_INLINE void add_from(register_tile<float, C>& t, From from, int64_t stride, int count, F f) {
+template <int C, class From, class F> KITTENS_INLINE void map_with_elements(register_tile<float, C>& t, From from, int64_t stride, int count, F f) {
   const int row = thread::first_row_now(), column = thread::first_column_now();
   auto upper = from(row) + column * stride, lower = from(row + 8) + column * stride;
   KITTENS_UNROLL for (int j = 0; j < C / 8; j++) {
     KITTENS_UNROLL for (int e = 0; e < 2; e++) {
       if (8 * j + column + e < count) {
-        t.d[4 * j + e] += f(widen(upper[e * stride]));
-        t.d[4 * j + 2 + e] += f(widen(lower[e * stride]));
+        t.d[4 * j + e] = f(t.d[4 * j + e], widen(upper[e * stride]));
+        t.d[4 * j + 2 + e] = f(t.d[4 * j + 2 + e], widen(lower[e * stride]));
       }
     }
     upper += 8 * stride, lower += 8 * stride;
     asm volatile("" : "+l"(upper), "+l"(lower));
+  }
+}
+// t = from(row)[column], of a 16-bit type and global memory, two neighbours lying where both together are aligned. Loads are issued where this stands
+// and arrive under what follows.
+template <class T, int C, class From>
+  requires is_16_bit<T>
+KITTENS_INLINE void load_pairs(register_tile<T, C>& t, From from) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  const T *upper = from(row) + column, *lower = from(row + 8) + column;
+  KITTENS_UNROLL for (int i = 0; i < C / 4; i++)
+    asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(t.d[i]) : "l"((i & 1 ? lower : upper) + i / 2 * 8));
+}
+// t = f(t, from(row)[column]), of memory as above
+template <int C, class From, class F> KITTENS_INLINE void map_with_pairs(register_tile<float, C>& t, From from, F f) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  const auto *upper = from(row) + column, *lower = from(row + 8) + column;
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 2) {
+    float x, y;
+    widen_pair((i & 2 ? lower : upper) + i / 4 * 8, x, y);
+    t.d[i] = f(t.d[i], x), t.d[i + 1] = f(t.d[i + 1], y);
   }
 }
 template <class F> KITTENS_INLINE void map(row_vector<float>& out, const row_vector<float>& a, F f) {
@@ -170,23 +186,39 @@ template <int C, class First, class End> KITTENS_INLINE void keep_columns(regist
   }
 }
 
-// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become -infinity. The lanes of a quad, which share two
+// bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become `otherwise`. The lanes of a quad, which share two
 // rows, ask for a part of the words each and exchange them.
-template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits) {
-  static_assert(C % 64 == 0, "keep_where: the words of two rows must divide evenly among the four lanes that hold them");
-  constexpr int row_words = C / 32, own = row_words / 2;
+template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits, float otherwise) {
+  static_assert(C % 32 == 0, "keep_where: a word has the bits of 32 columns");
+  constexpr int row_words = C / 32, own = (row_words + 1) / 2;
   const int lane = thread::in_warpgroup_now() & 31, row = thread::first_row_now();
   uint32_t words[own];
   KITTENS_UNROLL for (int i = 0; i < own; i++) {
-    const int at = 4 * i + (lane & 3);
+    const int at = (4 * i + (lane & 3)) % (2 * row_words);
     words[i] = bits(row + 8 * (at / row_words), 32 * (at % row_words));
   }
   KITTENS_UNROLL for (int at = 0; at < 2 * row_words; at++) {
     const uint32_t word = __shfl_sync(~0u, words[at / 4], (lane & 28) + at % 4) >> thread::first_column_now();
     KITTENS_UNROLL for (int k = 0; k < 8; k++) {
       float& x = t.d[4 * (4 * (at % row_words) + k / 2) + 2 * (at / row_words) + k % 2];
-      x = word >> (8 * (k / 2) + k % 2) & 1 ? x : -infinity<float>();
+      x = word >> (8 * (k / 2) + k % 2) & 1 ? x : otherwise;
     }
+  }
+}
+// The same of a transposed tile: bits(column, row), a bit for each of 16 rows from `row` on. A lane asks for two columns, 32 apart.
+template <int C, class F> KITTENS_INLINE void keep_where_transposed(register_tile<float, C>& t, F bits, float otherwise) {
+  static_assert(C % 64 == 0, "keep_where_transposed: a warp's lanes take 64 columns");
+  const int me = thread::in_warpgroup_now(), lane = me & 31, row = me / 32 * 16;
+  KITTENS_UNROLL for (int from = 0; from < C; from += 64) {
+    const uint32_t own = bits(from + lane, row) | bits(from + lane + 32, row) << 16;
+    KITTENS_UNROLL for (int i = 0; i < 4; i++)
+      KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+        const uint32_t word = __shfl_sync(~0u, own, 8 * i + thread::first_column_now() + e) >> (lane / 4);
+        KITTENS_UNROLL for (int k = 0; k < 4; k++) {  // rows 8 apart by columns 32 apart
+          float& x = t.d[from / 2 + 16 * (k / 2) + 4 * i + 2 * (k % 2) + e];
+          x = word >> (8 * k) & 1 ? x : otherwise;
+        }
+      }
   }
 }
 

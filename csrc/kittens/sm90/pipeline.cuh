@@ -3,17 +3,21 @@
 #include <new>
 
 #include "copies.cuh"
+#include "../core/riders.h"
 
 namespace kittens {
 inline namespace KITTENS_MACHINE {
 
-template <int Stages> struct ring_flags {
+// ReadByWarps: warps read what is in a stage, or travels with it, by ordinary instructions, and each gives the stage back for itself. Otherwise
+// products alone read it, which hold the four warps of a warpgroup together, so one thread gives it back for all.
+template <int Stages, bool ReadByWarps = false> struct ring_flags {
+  static constexpr int arrivals = ReadByWarps ? 4 : 1;  // of a warpgroup
   barrier full[Stages], empty[Stages];
 
   KITTENS_INLINE void init(int consumers) {
     for (int i = 0; i < Stages; i++) {
       full[i].init(1);
-      empty[i].init(consumers);
+      empty[i].init(consumers * arrivals);
     }
   }
 };
@@ -29,13 +33,13 @@ template <int Stages> struct ring_position {
   }
 };
 
-template <class Tile, int Stages> struct producer {
+template <class Tile, int Stages, bool ReadByWarps> struct producer {
   static constexpr int stages = Stages;
   Tile (&tiles)[Stages];
-  ring_flags<Stages>& flags;
+  ring_flags<Stages, ReadByWarps>& flags;
   ring_position<Stages> at{0, 1};  // every stage is empty at the start: waiting for phase 1 returns at once
 
-  KITTENS_INLINE producer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) {}
+  KITTENS_INLINE producer(Tile (&t)[Stages], ring_flags<Stages, ReadByWarps>& f) : tiles(t), flags(f) {}
 
   // This ring is where `other` is, which moves together with it: of as many stages, or of two where this one has one. The two then take the
   // registers of one.
@@ -48,46 +52,24 @@ template <class Tile, int Stages> struct producer {
   }
   KITTENS_INLINE ring_position<Stages> position() const { return at; }
 
-  KITTENS_INLINE void load(const tile_map<Tile>& map, place where) {
+  // Fills the next stage once it is empty; riders travel with the tile.
+  template <class... Riders> KITTENS_INLINE void load(const tile_map<Tile>& map, place where, const Riders&... riders) {
     flags.empty[at.stage].wait(at.phase);
-    flags.full[at.stage].expect(Tile::bytes);
+    (riders.write(at.stage), ...);
+    flags.full[at.stage].expect((Tile::bytes + ... + riders.bytes()));
     copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    at.advance();
-  }
-  // A note travels with the tile: consumers read notes[last()] once they have waited for it.
-  template <class Note> KITTENS_INLINE void load_with(Note (&notes)[Stages], const Note& note, const tile_map<Tile>& map, place where) {
-    flags.empty[at.stage].wait(at.phase);
-    notes[at.stage] = note;
-    flags.full[at.stage].expect(Tile::bytes);
-    copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    at.advance();
-  }
-  template <class T, int N> KITTENS_INLINE void load(const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages], const T* source) {
-    flags.empty[at.stage].wait(at.phase);
-    flags.full[at.stage].expect(Tile::bytes + shared_vector<T, N>::bytes);
-    copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    copy(vectors[at.stage], source, flags.full[at.stage]);
-    at.advance();
-  }
-  template <class Note, class T, int N>
-  KITTENS_INLINE void load_with(Note (&notes)[Stages], const Note& note, const tile_map<Tile>& map, place where, shared_vector<T, N> (&vectors)[Stages],
-                 const T* source) {
-    flags.empty[at.stage].wait(at.phase);
-    notes[at.stage] = note;
-    flags.full[at.stage].expect(Tile::bytes + shared_vector<T, N>::bytes);
-    copy(tiles[at.stage], map, where, flags.full[at.stage]);
-    copy(vectors[at.stage], source, flags.full[at.stage]);
+    (riders.copy_to(at.stage, flags.full[at.stage]), ...);
     at.advance();
   }
 };
 
-template <class Tile, int Stages> struct consumer {
+template <class Tile, int Stages, bool ReadByWarps> struct consumer {
   Tile (&tiles)[Stages];
-  ring_flags<Stages>& flags;
+  ring_flags<Stages, ReadByWarps>& flags;
   ring_position<Stages> at{0, 0};
   int oldest = 0;
 
-  KITTENS_INLINE consumer(Tile (&t)[Stages], ring_flags<Stages>& f) : tiles(t), flags(f) {}
+  KITTENS_INLINE consumer(Tile (&t)[Stages], ring_flags<Stages, ReadByWarps>& f) : tiles(t), flags(f) {}
 
   template <class Other> KITTENS_INLINE void follow(const Other& other) {
     at = other.at;
@@ -103,14 +85,19 @@ template <class Tile, int Stages> struct consumer {
   KITTENS_INLINE Tile& current() const { return tiles[oldest]; }
   KITTENS_INLINE int last() const { return at.stage == 0 ? Stages - 1 : at.stage - 1; }
   KITTENS_INLINE void release() {
-    if (thread::in_warpgroup() == 0) flags.empty[oldest].arrive();
+    if constexpr (ReadByWarps) {
+      __syncwarp();
+      if (thread::lane() == 0) flags.empty[oldest].arrive();
+    } else {
+      if (thread::in_warpgroup() == 0) flags.empty[oldest].arrive();
+    }
     if (++oldest == Stages) oldest = 0;
   }
   // Passes over the next stage, with none held. All four warps have seen it full before it is given back: one that came later would find the
   // phase of the fill after, and wait for ever. (A product holds the warps together where a tile is read.)
   KITTENS_INLINE void skip() {
     wait();
-    sync_warpgroup();
+    if constexpr (!ReadByWarps) sync_warpgroup();
     release();
   }
 };

@@ -128,9 +128,10 @@ template <class T> KITTENS_INLINE float2 unpack(uint32_t pair) {
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
-// 32 bytes of global memory that begin at a multiple of 16.
-KITTENS_INLINE void load_words(uint32_t (&words)[8], const void* from) {
-  KITTENS_UNROLL for (int i = 0; i < 2; i++) {
+// 4 N bytes of global memory that begin at a multiple of 16.
+template <int N> KITTENS_INLINE void load_words(uint32_t (&words)[N], const void* from) {
+  static_assert(N % 4 == 0, "load_words: 16 bytes at once");
+  KITTENS_UNROLL for (int i = 0; i < N / 4; i++) {
     const uint4 part = __ldg(static_cast<const uint4*>(from) + i);
     words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
   }
