@@ -251,6 +251,22 @@ template <int C> KITTENS_INLINE void take_from(register_tile<float, C>& t, const
     t.d[4 * i] = x.x, t.d[4 * i + 1] = x.y, t.d[4 * i + 2] = x.z, t.d[4 * i + 3] = x.w;
   }
 }
+// The same of the rows below `rows`; the others become zero.
+template <int C> KITTENS_INLINE void take_from(register_tile<float, C>& t, const float* from, int rows) {
+  if (thread::first_row() < rows)
+    take_from(t, from);
+  else
+    fill(t, 0);
+  KITTENS_UNROLL for (int i = 2; i < C / 2; i += i % 2 ? 3 : 1) if (thread::first_row() + 8 >= rows) t.d[i] = 0;
+}
+// The rows of t below `rows`, as tiles of `Columns` columns one after the other, each of which take_from reads. What takes their place beyond is
+// not to be read.
+template <int Columns, int C> KITTENS_INLINE void put_parts(float* to, const register_tile<float, C>& t, int rows) {
+  static_assert(C % Columns == 0 && Columns % 8 == 0, "put_parts: parts must be multiples of 8 columns that divide the tile's");
+  float4* mine = reinterpret_cast<float4*>(to) + thread::in_warpgroup();
+  if (thread::first_row() < rows)
+    KITTENS_UNROLL for (int i = 0; i < C / 8; i++) mine[i * 128] = {t.d[4 * i], t.d[4 * i + 1], t.d[4 * i + 2], t.d[4 * i + 3]};
+}
 
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens
