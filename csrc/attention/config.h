@@ -53,9 +53,9 @@ inline constexpr forward_row forward_rows_sm90_modified[] = {
 // Few query rows against many keys, whose blocks are divided among CTAs (forward_combine.cuh). Memory bounds them: stages are what is in flight. The
 // output leaves through no buffer; output_parts are the CTAs that put one tile's parts together.
 inline constexpr forward_row forward_rows_sm90_split[] = {
-    {64, 64, 64, 128, 6, 1, 2, false},
-    {128, 128, 64, 128, 3, 1, 4, false},
-    {256, 256, 64, 64, 3, 1, 8, false},
+    {64, 64, 64, 128, 6, 1, 4, false},
+    {128, 128, 64, 128, 3, 1, 8, false},
+    {256, 256, 64, 64, 3, 1, 16, false},
 };
 
 // The cpu machine: tiles sized for a 512 KB second-level cache, one consumer per 64 rows, no turns (a CTA is one thread).

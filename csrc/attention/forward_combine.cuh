@@ -14,7 +14,7 @@ template <class C> struct forward_combine_params {
   kittens::tile_map<typename forward_tiles<C>::output_rows> output;
   const real *parts, *part_logsumexp;
   real* logsumexp;
-  const real* sinks;      // over (head), or over (head, row); or null
+  const real* sinks;      // over (head), or over (head, row) and contiguous; or null
   int64_t sink_stride;
   bool sinks_by_row;
   int heads, length_q, row_tiles, splits;
@@ -33,33 +33,37 @@ template <class C> struct forward_combine {
     using namespace kittens;
     using real = typename C::real;
     constexpr int columns = C::output_columns;
+    constexpr int at_once = 8;  // ranges whose loads are in flight together: their latency is most of the time
     const int tile = cta.index / C::output_parts, part = cta.index - tile * C::output_parts, rest = tile / p.row_tiles;
     const int row = (tile - rest * p.row_tiles) * 64, batch = rest / p.heads, head = rest - batch * p.heads, count = p.length_q - row;
     const int64_t range = static_cast<int64_t>(tile) * p.splits;
     const real *from = p.parts + (range * C::value_dim + part * columns) * 64, *from_logsumexp = p.part_logsumexp + range * 64;
-    row_vector<real> logsumexp, sink, shift, weight, sum;
+    row_vector<real> logsumexp[at_once], most, shift, weight, sum;
     register_tile<real, columns> output, one;
-    fill(sink, -infinity<real>());
+    fill(most, -infinity<real>());
     fill(output, real(0));
     cta.await_earlier_launches();
     if (p.sinks && p.sinks_by_row)
-      load_rows(sink, p.sinks + (static_cast<int64_t>(head) * p.length_q + row) * p.sink_stride, count, -infinity<real>());
+      load_rows(most, p.sinks + static_cast<int64_t>(head) * p.length_q + row, count, -infinity<real>());
     else if (p.sinks)
-      fill(sink, p.sinks[head * p.sink_stride]);
-    map(sink, sink, [](real x) { return x * real(1.4426950408889634); });
-    shift = sink;
-    for (int i = 0; i < p.splits; i++) {
-      load_rows(logsumexp, from_logsumexp + i * 64, count, -infinity<real>());
-      map(shift, shift, logsumexp, [](real m, real l) { return l > m ? l : m; });
-    }
-    map(shift, shift, [](real m) { return m == -infinity<real>() ? real(0) : m; });
-    map(sum, sink, shift, [](real x, real m) { return kittens::exp2(x - m); });
-    for (int i = 0; i < p.splits; i++) {
-      load_rows(logsumexp, from_logsumexp + i * 64, count, -infinity<real>());
-      take_from(one, from + static_cast<int64_t>(i) * 64 * C::value_dim, count);
-      map(weight, logsumexp, shift, [](real l, real m) { return kittens::exp2(l - m); });
-      map(sum, sum, weight, [](real a, real b) { return a + b; });
-      map_rows(output, one, weight, [](real x, real y, real w) { return x + w * y; });
+      fill(most, p.sinks[head * p.sink_stride]);
+    map(most, most, [](real sink) { return sink * real(1.4426950408889634); });
+    map(sum, most, [](real sink) { return sink == -infinity<real>() ? real(0) : kittens::exp2(sink - sink); });
+    KITTENS_NO_UNROLL for (int first = 0; first < p.splits; first += at_once) {
+      KITTENS_UNROLL for (int i = 0; i < at_once; i++)
+        load_rows(logsumexp[i], from_logsumexp + (first + i) * 64, first + i < p.splits ? count : 0, -infinity<real>());
+      weight = most;
+      KITTENS_UNROLL for (int i = 0; i < at_once; i++) map(most, most, logsumexp[i], [](real m, real l) { return l > m ? l : m; });
+      map(shift, most, [](real m) { return m == -infinity<real>() ? real(0) : m; });
+      map(weight, weight, shift, [](real m, real s) { return kittens::exp2(m - s); });
+      map(sum, sum, weight, [](real l, real f) { return l * f; });
+      map_rows(output, weight, [](real x, real f) { return x * f; });
+      KITTENS_UNROLL for (int i = 0; i < at_once; i++) {
+        take_from(one, from + static_cast<int64_t>(first + i) * 64 * C::value_dim, first + i < p.splits ? count : 0);
+        map(weight, logsumexp[i], shift, [](real l, real s) { return kittens::exp2(l - s); });
+        map(sum, sum, weight, [](real l, real w) { return l + w; });
+        map_rows(output, one, weight, [](real x, real y, real w) { return x + w * y; });
+      }
     }
     map(weight, sum, [](real l) { return l == real(0) ? real(0) : real(1) / l; });
     map_rows(output, weight, [](real x, real f) { return x * f; });

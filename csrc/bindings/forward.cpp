@@ -1,6 +1,7 @@
 // The forward operators: checks, copies of what a kernel cannot take, outputs, plan, launch.
 #include "forward.h"
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 
@@ -48,7 +49,8 @@ forward_arguments arguments_of(const kernel_input& query, const kernel_input& ke
 
 void check_plan(const forward_plan& plan, int64_t configuration) {
   check(plan.configuration >= 0, "configuration ", configuration, ": ", plan.reason);
-  check(plan.tiles < most_tiles, "the problem has ", plan.tiles, " row tiles; less than 2^31 are allowed");
+  const int64_t tiles = plan.tiles * std::max(plan.splits, 1);
+  check(tiles < most_tiles, "the problem has ", tiles, " row tiles, counted once for each range of their keys; less than 2^31 are allowed");
 }
 
 void check_splits(int64_t splits) { check(splits >= -1 && splits <= 1024, "splits must be from -1 to 1024, got ", splits); }
@@ -59,18 +61,29 @@ kittens::tensor_view with_heads_as_rows(const kittens::tensor_view& t, int64_t h
   return {t.data, {t.size[0], heads, rows, t.size[3]}, {t.stride[0], t.stride[1] * rows, t.stride[1], t.stride[3]}};
 }
 
-// What the plan asks for beyond its row and grid. Returns the workspace.
-std::optional<Tensor> arrange(forward_arguments& a, const forward_plan& plan, const Tensor& logsumexp) {
+// What the launch of a plan with divided keys needs.
+struct split_memory {
+  std::optional<Tensor> parts, sinks;
+};
+
+// What the plan asks for beyond its row and grid.
+split_memory arrange(forward_arguments& a, const forward_plan& plan, const Tensor& logsumexp, const modifier_inputs* modified) {
+  split_memory memory;
   if (plan.heads_as_rows) {
     a.query = with_heads_as_rows(a.query, a.key.size[1]);
     a.output = with_heads_as_rows(a.output, a.key.size[1]);
   }
-  if (plan.splits == 0) return std::nullopt;
-  Tensor parts = empty_contiguous({plan.workspace_values}, logsumexp.scalar_type(), logsumexp);
+  if (plan.splits == 0) return memory;
+  memory.parts = empty_contiguous({plan.workspace_values}, logsumexp.scalar_type(), logsumexp);
   a.splits = plan.splits;
-  a.parts = parts.data_ptr();
+  a.parts = memory.parts->data_ptr();
   a.sinks_by_row = plan.heads_as_rows;
-  return parts;
+  if (plan.heads_as_rows && a.modifiers.sinks && a.modifiers.sink_stride != 1) {
+    memory.sinks = empty_contiguous({modified->sinks->size(0)}, modified->sinks->scalar_type(), *modified->sinks);
+    torch::stable::copy_(*memory.sinks, *modified->sinks);
+    a.modifiers.sinks = memory.sinks->data_ptr();
+  }
+  return memory;
 }
 
 void check_launch(const char* error) { check(error == nullptr, error ? error : ""); }
@@ -94,16 +107,16 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
 
   kittens::tile_counter counter{};
   forward_arguments arguments = arguments_of(as_is(query), as_is(key), as_is(value), as_is(out.output), out.logsumexp, problem, plan, scale);
-  const std::optional<Tensor> parts = arrange(arguments, plan, out.logsumexp);
-  if (plan.tiles > plan.grid && !parts) arguments.counter = &counter;
+  arguments.modifiers = modifiers;
+  const split_memory memory = arrange(arguments, plan, out.logsumexp, modified);
+  if (plan.tiles > plan.grid && plan.splits == 0) arguments.counter = &counter;
   const kittens::execution execution = cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0)));
   classified_mask known;
   if (modified) known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, execution);
-  arguments.modifiers = modifiers;
   arguments.classes = known.classes;
   const forward_launcher launch = problem.modified ? checked_seed ? find_modified_forward_checked(problem.type, plan.configuration)
                                                                 : find_modified_forward_cpu(problem.type, plan.configuration)
-                                  : parts        ? checked_seed ? find_split_forward_checked(problem.type, plan.configuration)
+                                  : plan.splits > 0 ? checked_seed ? find_split_forward_checked(problem.type, plan.configuration)
                                                                 : find_split_forward_cpu(problem.type, plan.configuration)
                                   : checked_seed ? find_forward_checked(problem.type, plan.configuration, plan.kind == mask_class::interval)
                                                  : find_forward_cpu(problem.type, plan.configuration);
@@ -142,14 +155,14 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
                                 : aligned(out.output, {query.size(0), query.size(1), query.size(2), value.size(3)}, element_bytes);
   void* stream = current_stream(device);
   forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
-  const std::optional<Tensor> parts = arrange(arguments, plan, out.logsumexp);
-  if (plan.kind != mask_class::full && plan.tiles > plan.grid && !parts) arguments.counter = kittens::pooled_counter(device, stream);
+  arguments.modifiers = modifiers;
+  const split_memory memory = arrange(arguments, plan, out.logsumexp, modified);
+  if (plan.kind != mask_class::full && plan.tiles > plan.grid && plan.splits == 0) arguments.counter = kittens::pooled_counter(device, stream);
   classified_mask known;
   if (modified) known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, {stream});
-  arguments.modifiers = modifiers;
   arguments.classes = known.classes;
   const forward_launcher launch = problem.modified ? find_modified_forward_sm90(problem.type, plan.configuration)
-                                  : parts          ? find_split_forward_sm90(problem.type, plan.configuration)
+                                  : plan.splits > 0  ? find_split_forward_sm90(problem.type, plan.configuration)
                                            : find_forward_sm90(problem.type, plan.configuration, plan.kind == mask_class::interval);
   check(launch != nullptr, "configuration ", plan.configuration, " has no kernel");
   check_launch(launch(arguments, {stream}));

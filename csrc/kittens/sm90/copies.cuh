@@ -253,11 +253,12 @@ template <int C> KITTENS_INLINE void take_from(register_tile<float, C>& t, const
 }
 // The same of the rows below `rows`; the others become zero.
 template <int C> KITTENS_INLINE void take_from(register_tile<float, C>& t, const float* from, int rows) {
-  if (thread::first_row() < rows)
-    take_from(t, from);
-  else
-    fill(t, 0);
-  KITTENS_UNROLL for (int i = 2; i < C / 2; i += i % 2 ? 3 : 1) if (thread::first_row() + 8 >= rows) t.d[i] = 0;
+  const float4* mine = reinterpret_cast<const float4*>(from) + thread::in_warpgroup();
+  const bool upper = thread::first_row() < rows, lower = thread::first_row() + 8 < rows;
+  KITTENS_UNROLL for (int i = 0; i < C / 8; i++) {
+    const float4 x = upper ? mine[i * 128] : float4{};
+    t.d[4 * i] = x.x, t.d[4 * i + 1] = x.y, t.d[4 * i + 2] = lower ? x.z : 0, t.d[4 * i + 3] = lower ? x.w : 0;
+  }
 }
 // The rows of t below `rows`, as tiles of `Columns` columns one after the other, each of which take_from reads. What takes their place beyond is
 // not to be read.
