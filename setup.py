@@ -52,6 +52,8 @@ AMX = (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 LIBRARY = [
     Source("csrc/attention/instances/forward_sm90_bfloat16.cu"),
     Source("csrc/attention/instances/forward_sm90_float16.cu"),
+    Source("csrc/attention/instances/split_forward_sm90_bfloat16.cu"),
+    Source("csrc/attention/instances/split_forward_sm90_float16.cu"),
     Source("csrc/attention/instances/modified_forward_sm90_bfloat16.cu"),
     Source("csrc/attention/instances/modified_forward_sm90_float16.cu"),
     Source("csrc/attention/instances/backward_sm90_bfloat16.cu"),

@@ -35,10 +35,10 @@ kittens::cpu_flavour flavour_named(const std::string& name) {
 
 forward_plan forward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
                      int64_t length_k, int64_t head_dim, int64_t value_dim, int corner, int window_left, int window_right, int processors,
-                     int configuration, const std::string& cpu_features, bool modified) {
+                     int configuration, const std::string& cpu_features, bool modified, bool sinks, int splits) {
   return plan_forward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
-                       window_left, window_right, processors, flavour_named(cpu_features), modified},
-                      configuration);
+                       window_left, window_right, processors, flavour_named(cpu_features), modified, sinks},
+                      configuration, splits);
 }
 
 backward_plan backward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
@@ -61,13 +61,18 @@ py::list backward_configurations(const std::string& machine) {
 }
 
 // The configuration table of a machine, and on sm90 of a mask class, row by row, as (head_dim, value_dim, block_m, block_n, stages).
-py::list configurations(const std::string& machine, bool modified) {
+py::list configurations(const std::string& machine, bool modified, bool split) {
   const bool sm90 = machine_named(machine) == machine_kind::sm90;
   py::list rows;
-  for (int i = 0; i < (!sm90 ? forward_count_cpu : modified ? forward_count_sm90_modified : forward_count_sm90); i++) {
-    const forward_row& r = !sm90 ? forward_rows_cpu[i] : modified ? forward_rows_sm90_modified[i] : forward_rows_sm90[i];
-    rows.append(py::make_tuple(r.head_dim, r.value_dim, r.block_m, r.block_n, r.stages));
-  }
+  const auto add = [&](const auto& table) {
+    for (const forward_row& r : table) rows.append(py::make_tuple(r.head_dim, r.value_dim, r.block_m, r.block_n, r.stages));
+  };
+  if (split)
+    sm90 ? add(forward_rows_sm90_split) : add(forward_rows_cpu_split);
+  else if (!sm90)
+    add(forward_rows_cpu);
+  else
+    modified ? add(forward_rows_sm90_modified) : add(forward_rows_sm90);
   return rows;
 }
 
@@ -107,13 +112,16 @@ PYBIND11_MODULE(_plan, m) {
       .def_property_readonly("consumers", [](const forward_plan& p) { return p.row.consumers(); })
       .def_readonly("shared_bytes", &forward_plan::shared_bytes)
       .def_readonly("grid", &forward_plan::grid)
+      .def_readonly("heads_as_rows", &forward_plan::heads_as_rows)
+      .def_readonly("splits", &forward_plan::splits)
+      .def_readonly("workspace_values", &forward_plan::workspace_values)
       .def_readonly("prefer_torch", &forward_plan::prefer_torch)
       .def_property_readonly("reason", [](const forward_plan& p) { return p.reason; });
   m.def("forward", &forward, py::kw_only(), py::arg("machine"), py::arg("dtype"), py::arg("batch"), py::arg("heads"), py::arg("heads_k"),
         py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
         py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1, py::arg("cpu_features") = "",
-        py::arg("modified") = false);
-  m.def("configurations", &configurations, py::arg("machine"), py::arg("modified") = false);
+        py::arg("modified") = false, py::arg("sinks") = false, py::arg("splits") = -1);
+  m.def("configurations", &configurations, py::arg("machine"), py::arg("modified") = false, py::arg("split") = false);
   py::class_<backward_plan>(m, "BackwardPlan")
       .def_property_readonly("kernel", [](const backward_plan& p) { return p.kernel; })
       .def_readonly("configuration", &backward_plan::configuration)

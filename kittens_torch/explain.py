@@ -22,6 +22,9 @@ class Plan:
         goes to torch), or "meta" (shapes only, nothing runs).
     kernel, configuration, tile (query rows, keys), stages, consumers, shared_bytes (bytes), grid: what the plan chose;
         None where nothing of ours runs or the plan module is missing.
+    heads_as_rows: whether a tile's rows are the query heads of one key head, which have one row each.
+    splits: the ranges that each tile's keys are divided into, each for a block of its own; a second kernel puts the
+        ranges together. 0 where a block sees all keys of its tile.
     copies: the copies made of tensors, each with its reason.
     reason: why this machine and this kernel.
     """
@@ -36,6 +39,8 @@ class Plan:
     consumers: int | None = None
     shared_bytes: int | None = None
     grid: int | None = None
+    heads_as_rows: bool | None = None
+    splits: int | None = None
     copies: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -46,6 +51,10 @@ class Plan:
             lines.append(f"  pipeline       {self.stages} stages, {self.consumers} consumer warpgroups")
             lines.append(f"  shared memory  {self.shared_bytes} bytes per block")
             lines.append(f"  grid           {self.grid} blocks")
+            if self.heads_as_rows:
+                lines.append("  rows           the query heads of a key head, which have one row each")
+            if self.splits:
+                lines.append(f"  keys           in {self.splits} ranges, which a second kernel puts together")
         lines.extend(f"  copy           {copy}" for copy in self.copies)
         return "\n".join(lines)
 
@@ -101,6 +110,7 @@ def _plan_of(operands: call.Operands) -> Any:
         operands.window_right,
         ops.checked_configuration() if operands.query.device.type == "cpu" else None,
         operands.modifiers is not None and operands.modifiers.is_more_than_sinks,
+        operands.modifiers is not None,
     )
 
 
@@ -125,6 +135,8 @@ def of_operands(function: str, arguments: dict[str, Any], operands: call.Operand
         plan.consumers,
         plan.shared_bytes,
         plan.grid,
+        plan.heads_as_rows,
+        plan.splits,
         copies,
     )
 

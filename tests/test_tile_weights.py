@@ -1,7 +1,8 @@
-"""The operations of the tile vocabulary that a backward pass of attention needs, on every machine, against torch."""
+"""The operations of the tile vocabulary that a backward pass of attention and divided keys need, on every machine."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from test_tiles import REAL, assert_equal, integers, poisoned
 from tiles.cases import name, on_every_machine
@@ -54,3 +55,19 @@ def test_weights(machine: Machine, family: str, element: str, sizes: tuple[int])
         )
         expected = torch.where(rows[:, 0] < count, vectors[:64], torch.full((), 7.0, dtype=dtype))
         assert_equal(f"load_rows({count})", loaded, expected[:, None].expand(64, 8))
+
+
+@on_every_machine("parts")
+@pytest.mark.parametrize("rows", [-5, 0, 1, 7, 8, 9, 16, 63, 64, 100])
+def test_parts_in_global_memory(machine: Machine, family: str, element: str, sizes: tuple[int, int], rows: int) -> None:
+    (columns, width), dtype = sizes, DTYPES[element]
+    kernel, parts = name(family, element, sizes), columns // width
+    source = torch.randn(64, columns, device=machine.device, dtype=dtype)
+    between = poisoned(64 * columns + 16, device=machine.device, dtype=dtype)
+    out = poisoned(parts, 64, width, device=machine.device, dtype=dtype)
+    machine.run(kernel, [source, between], [rows, 0])
+    machine.run(kernel, [None, between, out], [rows, 1], grid=parts)
+    expected = source.clone()
+    expected[max(rows, 0) :] = 0
+    assert_equal("taken", out.transpose(0, 1).reshape(64, columns), expected)
+    assert_equal("behind the end", between[64 * columns :], poisoned(16, dtype=dtype))

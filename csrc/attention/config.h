@@ -50,6 +50,14 @@ inline constexpr forward_row forward_rows_sm90_modified[] = {
     {256, 256, 128, 64, 2, 1, 2, true},
 };
 
+// Few query rows against many keys, whose blocks are divided among CTAs (forward_combine.cuh). Memory bounds them: stages are what is in flight. The
+// output leaves through no buffer; output_parts are the CTAs that put one tile's parts together.
+inline constexpr forward_row forward_rows_sm90_split[] = {
+    {64, 64, 64, 128, 6, 1, 4, false},
+    {128, 128, 64, 128, 3, 1, 8, false},
+    {256, 256, 64, 64, 3, 1, 16, false},
+};
+
 // The cpu machine: tiles sized for a 512 KB second-level cache, one consumer per 64 rows, no turns (a CTA is one thread).
 // Every class has these rows.
 inline constexpr forward_row forward_rows_cpu[] = {
@@ -58,14 +66,22 @@ inline constexpr forward_row forward_rows_cpu[] = {
     {256, 256, 128, 64, 1, 1, 0, false},
 };
 
+inline constexpr forward_row forward_rows_cpu_split[] = {
+    {64, 64, 64, 128, 1, 1, 1, false},
+    {128, 128, 64, 128, 1, 1, 1, false},
+    {256, 256, 64, 64, 1, 1, 1, false},
+};
+
 // Shared memory of a row's tiles; barriers and the mailbox add less than the 1024 bytes that alignment rounds up to.
-constexpr int forward_tile_bytes(const forward_row& r, int element_bytes) {
-  const int output = r.output_parts == 0 ? 0 : r.block_m * r.value_dim / r.output_parts;
+constexpr int forward_tile_bytes(const forward_row& r, int element_bytes, bool split = false) {
+  const int output = r.output_parts == 0 || split ? 0 : r.block_m * r.value_dim / r.output_parts;
   return element_bytes * (r.query_stages * r.block_m * r.head_dim + r.stages * r.block_n * (r.head_dim + r.value_dim) + output);
 }
 
 inline constexpr int forward_count_sm90 = sizeof(forward_rows_sm90) / sizeof(forward_row);
 inline constexpr int forward_count_sm90_modified = sizeof(forward_rows_sm90_modified) / sizeof(forward_row);
+inline constexpr int forward_count_sm90_split = sizeof(forward_rows_sm90_split) / sizeof(forward_row);
+inline constexpr int forward_count_cpu_split = sizeof(forward_rows_cpu_split) / sizeof(forward_row);
 inline constexpr int forward_count_cpu = sizeof(forward_rows_cpu) / sizeof(forward_row);
 
 }  // namespace kittens_torch

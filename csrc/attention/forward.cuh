@@ -23,7 +23,7 @@ template <class C> struct forward_shared {
   typename forward_tiles<C>::query query[C::query_stages];
   typename forward_tiles<C>::key key[C::stages];
   typename forward_tiles<C>::value value[C::stages];
-  kittens::optional_tile<typename forward_tiles<C>::output, !C::output_in_query> output;
+  kittens::optional_tile<typename forward_tiles<C>::output, !C::output_in_query && !C::split> output;
   kittens::optional_tile<block_notes<C>, C::modified> notes;
   kittens::ring_flags<C::query_stages> query_flags;
   kittens::ring_flags<C::stages, C::modified> key_flags;
@@ -265,10 +265,17 @@ template <class C> struct forward_kernel {
       mma_begin(output, weights);
       mma_AB(output, weights, v, blocks.end - w.first > 1);
       mma_commit();
-      auto finish = [&] {
-        mma_done(output);
-        value.release();
-        row_sum_finish(sum);
+      auto leave_part = [&] {  // split: of these keys alone, forward_combine does the rest
+        if constexpr (C::split) {
+          map(rescale, sum, [](real l) { return l == real(0) ? real(0) : real(1) / l; });
+          map_rows(output, rescale, [](real x, real f) { return f == real(0) ? real(0) : x * f; });
+          map(sum, sum, shift, [](real l, real s) { return l == real(0) ? -infinity<real>() : s + kittens::log(l) * real(1.4426950408889634); });
+          const int64_t at = static_cast<int64_t>(w.range) * 64;
+          store_rows(p.part_logsumexp + at, sum, p.length_q - row);
+          put_parts<C::output_columns>(p.parts + at * C::value_dim, output, p.length_q - row);
+        }
+      };
+      auto write_output = [&] {
         // The sink joins the sum, against the larger of it and the reference.
         const real sink = w.sink;
         map(shift, maximum, [&](real m) { return m * scale() > sink ? m * scale() : sink == -infinity<real>() ? real(0) : sink; });
@@ -288,12 +295,21 @@ template <class C> struct forward_kernel {
           store_async(p.output, rows_of(query.current(), wg * 64), rounded, {row, w.head, w.batch});
           store_wait_read();
           query.release();
-        } else {
+        } else if constexpr (!C::split) {
           KITTENS_UNROLL for (int column = 0; column < C::value_dim; column += C::output_columns) {
             convert(rounded, output, column);
             store_async(p.output, rows_of(s.output.tile, wg * 64), rounded, {row, w.head, w.batch, column});
           }
         }
+      };
+      auto finish = [&] {
+        mma_done(output);
+        value.release();
+        row_sum_finish(sum);
+        if constexpr (C::split)
+          leave_part();
+        else
+          write_output();
       };
       const forward_work<C>& next = mail.wait();
       more = next.end > 0;

@@ -10,13 +10,15 @@
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
-template <class T, const auto& Rows, int Row, mask_class Class> struct forward_config {
+// Split: a tile is a range of its rows' keys, and forward_combine makes the output (forward_combine.cuh).
+template <class T, const auto& Rows, int Row, mask_class Class, bool Split = false> struct forward_config {
   using element = T;
+  using real = kittens::accumulator<T>;
   static constexpr forward_row row = Rows[Row];
   static constexpr int head_dim = row.head_dim, value_dim = row.value_dim, block_m = row.block_m, block_n = row.block_n;
   static constexpr int stages = row.stages, query_stages = row.query_stages, consumers = row.consumers();
   static constexpr bool output_in_query = row.output_parts == 0, take_turns = row.take_turns;
-  static constexpr bool interval = Class != mask_class::full, modified = Class == mask_class::modified;
+  static constexpr bool interval = Class != mask_class::full, modified = Class == mask_class::modified, split = Split;
   static constexpr int output_parts = output_in_query ? 1 : row.output_parts, output_columns = value_dim / output_parts;
   // A warpgroup skips the blocks behind its own rows. Not where the output leaves through the query's buffer, as on the cpu machine.
   static constexpr bool skips = Class == mask_class::interval && !output_in_query;
@@ -30,6 +32,7 @@ template <class T, const auto& Rows, int Row, mask_class Class> struct forward_c
   static_assert(!skips || (block_m - 64 + block_n - 1) / block_n <= stages, "stages: a warpgroup may skip blocks whose values it has not released");
   static_assert(block_n % 16 == 0, "block_n: the second product takes keys 16 at a time");
   static_assert(!modified || block_n == class_tile || block_n == 2 * class_tile, "block_n: blocks of the modified class are one or two class tiles");
+  static_assert(!split || (Class == mask_class::interval && consumers == 1 && !output_in_query), "split: 64 rows, and an interval covers all masks");
   static_assert(!output_in_query || value_dim == head_dim, "output_parts: an output that leaves through the query's buffer has its shape");
   static_assert((block_n + value_dim) / 2 + block_n / 4 + 24 <= consumer_registers, "scores, output and weights do not fit the registers");
 };
@@ -43,7 +46,7 @@ template <class C> struct forward_tiles {
 };
 
 template <class C> struct plain_forward_params {
-  using real = kittens::accumulator<typename C::element>;
+  using real = typename C::real;
   kittens::tile_map<typename forward_tiles<C>::query> query;
   kittens::tile_map<typename forward_tiles<C>::key> key;
   kittens::tile_map<typename forward_tiles<C>::value> value;
@@ -61,7 +64,14 @@ template <class C> struct plain_forward_params {
 template <class C> struct modified_forward_params : plain_forward_params<C> {
   score_rules<typename C::element> rules;
 };
-template <class C> using forward_params = std::conditional_t<C::modified, modified_forward_params<C>, plain_forward_params<C>>;
+template <class C> struct split_forward_params : plain_forward_params<C> {
+  int splits;              // ranges of a tile's keys
+  typename C::real* parts;  // of each range 64 x value_dim outputs, for take_from
+  typename C::real* part_logsumexp;  // and 64 in base 2
+};
+template <class C>
+using forward_params =
+    std::conditional_t<C::modified, modified_forward_params<C>, std::conditional_t<C::split, split_forward_params<C>, plain_forward_params<C>>>;
 
 // What the producer tells with a block of keys, in the modified class.
 struct block_note {
@@ -80,9 +90,14 @@ template <class C> struct block_notes {
   block_note note[C::stages];
 };
 
+struct no_range {};
+struct key_range {
+  int range;  // of all tiles
+};
+
 // What a tile is: its rows, head and batch, and the key blocks it visits. The producer works it out and sends it to the consumers.
-// Full: row tiles of one head follow each other. Interval: longest rows first, over as many heads as the second-level cache holds.
-template <class C> struct forward_work {
+// Split: ranges of one row tile follow each other. Full: row tiles of one head do. Interval: longest rows first, over as many heads as the second-level cache holds.
+template <class C> struct forward_work : std::conditional_t<C::split, key_range, no_range> {
   using real = typename forward_params<C>::real;
   int row, head, batch;
   int first, end = 0;  // key blocks first <= j < end; end 0: no more tiles
@@ -95,7 +110,12 @@ template <class C> struct forward_work {
   KITTENS_INLINE forward_work(const forward_params<C>& p, int tile) {
     if (tile >= p.tiles) return;
     int row_tile, rest;
-    if constexpr (C::interval) {
+    if constexpr (C::split) {
+      this->range = tile;
+      tile /= p.splits;
+      rest = tile / p.row_tiles;
+      row_tile = tile - rest * p.row_tiles;
+    } else if constexpr (C::interval) {
       const int per_group = p.heads_in_l2 * p.row_tiles, group = tile / per_group, within = tile - group * per_group;
       const int left = p.tiles / p.row_tiles - group * p.heads_in_l2, heads = left < p.heads_in_l2 ? left : p.heads_in_l2;
       row_tile = p.row_tiles - 1 - within / heads;
@@ -115,6 +135,7 @@ template <class C> struct forward_work {
       first = first_key / C::block_n;
       end = last_end > 0 ? (last_end + C::block_n - 1) / C::block_n : 0;
       if (end <= first) end = first + 1;  // rows without a key visit one block, wholly masked
+      if constexpr (C::split) take_range(p, this->range - tile * p.splits);
     } else {
       first = 0;
       end = (p.mask.length_k + C::block_n - 1) / C::block_n;
@@ -126,6 +147,7 @@ template <class C> struct forward_work {
     forward_work w = *this;
     for (int* number : {&w.row, &w.head, &w.batch, &w.first, &w.end}) *number = kittens::uniform(*number);
     w.sink = kittens::uniform(sink);
+    if constexpr (C::split) w.range = kittens::uniform(this->range);
     if constexpr (C::modified) w.end_key = kittens::uniform(end_key);
     return w;
   }
@@ -158,6 +180,15 @@ template <class C> struct forward_work {
   }
 
  private:
+  // Of the tile's blocks those of one range. Without any it visits the block behind all keys, which hides them all and costs no traffic.
+  KITTENS_INLINE void take_range(const forward_params<C>& p, int split) {
+    const int blocks = end - first, step = blocks / p.splits, more = blocks % p.splits;
+    first += split * step + (split < more ? split : more);
+    end = first + step + (split < more ? 1 : 0);
+    if (end > first) return;
+    first = (p.mask.length_k + C::block_n - 1) / C::block_n;
+    end = first + 1;
+  }
   using block_classes = std::conditional_t<C::block_n == 2 * class_tile, uint16_t, uint8_t>;
   static constexpr unsigned shows = tile_shows * 0x0101, hides = tile_hides * 0x0101;
 
@@ -205,6 +236,8 @@ template <class C> struct forward_blocks {
       const int first_end = p.mask.end_key(row);
       unmasked_end = kittens::uniform(first_end > 0 ? (first_end - 1) / C::block_n : 0);
       unmasked_first = kittens::uniform((p.mask.first_key(row + 63) + C::block_n - 1) / C::block_n);
+      if constexpr (C::split)
+        if (unmasked_first < w.first) unmasked_first = w.first;
     }
   }
 };

@@ -21,6 +21,9 @@ struct forward_arguments {
   kittens::tile_counter* counter;                  // cleared; hands out tiles, or null: every CTA walks with stride `grid`
   score_modifiers modifiers = {};                  // of mask_class::modified, but for the sinks, which every class has
   tile_classes classes = {};                       // of modifiers.mask
+  int splits = 0;                                  // ranges of a tile's keys, each a CTA's (forward_combine.cuh); 0: no ranges, another kernel
+  void* parts = nullptr;                           // with splits: what CTAs hand to forward_combine
+  bool sinks_by_row = false;                       // with splits: a head's rows are the heads of the caller, each with a sink, at stride 1
 };
 
 // Launches the kernel of one (element type, configuration, mask class), or returns an error text. Null if it went well.

@@ -27,6 +27,32 @@ constexpr small_rule small_rules_sm90[] = {
     {192, 256, 9, "few query rows: 64x64 tiles on twice the multiprocessors (10.9 against 14.0 us, eight heads of 512 keys)"},
 };
 
+// Few query rows against many keys: CTAs share a tile's keys. In units of the time that a CTA takes for a block of keys, `waves` of CTAs take
+// waves * (blocks of a range + around_range) + combine, without ranges the same less `combine`; the number of ranges that takes least is taken.
+struct split_rule {
+  int head_dim;      // largest of both head dims
+  int configuration;
+  int around_range;  // to begin and to end a range
+  int combine;       // forward_combine
+  const char* reason;
+};
+
+constexpr split_rule split_rules_sm90[] = {
+    {64, 0, 2, 3, "few query rows, many keys: CTAs share a tile's keys, 64x128 tiles"},
+    {128, 1, 2, 3, "few query rows, many keys: CTAs share a tile's keys, 64x128 tiles"},
+    {256, 2, 2, 3, "few query rows, many keys: CTAs share a tile's keys, 64x64 tiles"},
+};
+
+constexpr split_rule split_rules_cpu[] = {
+    {64, 0, 1, 1, "few query rows, many keys: threads share a tile's keys"},
+    {128, 1, 1, 1, "few query rows, many keys: threads share a tile's keys"},
+    {256, 2, 1, 1, "few query rows, many keys: threads share a tile's keys"},
+};
+
+constexpr int64_t few_rows = 64;           // a tile of one consumer
+constexpr int64_t most_ranges = 2048;      // of all tiles together: their workspace is at most 135 MB at head_dim 256
+constexpr int most_waves = 8;              // beyond, no number of ranges saves anything
+
 constexpr int64_t any_length = int64_t(1) << 40;
 
 constexpr forward_rule rules_sm90[] = {
@@ -142,8 +168,29 @@ template <int N> const forward_rule* find_rule(const forward_rule (&rules)[N], c
 const small_rule* find_small_rule(const forward_problem& p) {
   const int64_t tiles = (p.length_q + 63) / 64 * p.heads * p.batch, larger = std::max(p.head_dim, p.value_dim);
   for (const small_rule& rule : small_rules_sm90)
-    if (larger > rule.least && larger <= rule.head_dim && tiles <= p.processors) return &rule;
+    if (larger > rule.least && larger <= rule.head_dim && (tiles <= p.processors || p.length_q <= few_rows)) return &rule;
   return nullptr;
+}
+
+template <int N> const split_rule* find_rule(const split_rule (&rules)[N], const forward_problem& p) {
+  for (const split_rule& rule : rules)
+    if (std::max(p.head_dim, p.value_dim) <= rule.head_dim) return &rule;
+  return nullptr;
+}
+
+// Ranges that a tile's keys are best divided into; 0: best not at all. `blocks`: of the tile that sees most.
+int best_splits(const split_rule& rule, int64_t tiles, int64_t blocks, int processors) {
+  int64_t splits = 0, least = (tiles + processors - 1) / processors * (blocks + rule.around_range);
+  for (int64_t waves = 1; waves <= most_waves; waves++) {
+    const int64_t most = std::min(waves * processors / tiles, blocks);
+    if (most < 2) continue;
+    const int64_t longest = (blocks + most - 1) / most, time = waves * (longest + rule.around_range) + rule.combine;
+    if (time < least) {
+      least = time;
+      splits = (blocks + longest - 1) / longest;
+    }
+  }
+  return static_cast<int>(splits);
 }
 
 // The row that is asked for, or that of the rule; false, and the reason, where there is none.
@@ -170,14 +217,73 @@ bool choose_row(Plan& plan, const decltype(Plan::row) (&rows)[N], const Rule* ru
   return true;
 }
 
+void set_tiles(forward_plan& plan, const forward_problem& p) {
+  const int64_t row_tiles = (p.length_q + plan.row.block_m - 1) / plan.row.block_m;
+  plan.tiles = row_tiles * p.heads * p.batch;
+  plan.grid = static_cast<int>(std::clamp<int64_t>(plan.tiles * std::max(plan.splits, 1), 1, std::max(p.processors, 1)));
+  plan.shared_bytes = forward_tile_bytes(plan.row, static_cast<int>(element_bytes(p.type)), plan.splits > 0);
+}
+
+void say_who_is_faster(forward_plan& plan, const forward_problem& p) {
+  const cpu_rule* faster = find_cpu_rule(p, !is_open(plan.mask));
+  plan.prefer_torch = !faster;
+  plan.reason = faster ? faster->reason
+                       : "attention(...) runs here; a plain call of the drop-in goes to torch, whose CPU kernel is faster or was not measured "
+                         "against ours";
+}
+
+// With one query row a head: the query heads of a key head as its rows.
+forward_problem join_heads(forward_plan& plan, const forward_problem& problem, bool may) {
+  forward_problem p = problem;
+  plan.heads_as_rows = may && !p.modified && p.length_q == 1 && p.heads > p.heads_k;
+  if (plan.heads_as_rows) {
+    p.length_q = p.heads / p.heads_k;
+    p.heads = p.heads_k;
+  }
+  return p;
+}
+
+// Whether the call is one of few rows whose keys are worth dividing, or was asked to be divided; the plan is then complete, or says what is wrong.
+bool plan_split(forward_plan& plan, const forward_problem& problem, int configuration, int splits) {
+  const bool sm90 = problem.machine == machine_kind::sm90;
+  if (problem.modified || splits == 0 || (splits < 0 && configuration >= 0) || plan.mask.length_k <= 0) return false;
+  const forward_problem p = join_heads(plan, problem, true);
+  const split_rule* rule = sm90 ? find_rule(split_rules_sm90, p) : find_rule(split_rules_cpu, p);
+  const int64_t row_tiles = (p.length_q + few_rows - 1) / few_rows, tiles = row_tiles * p.heads * p.batch;
+  const int processors = std::max(p.processors, 1);
+  if (splits < 0) {
+    if (!rule || tiles == 0 || (p.length_q > few_rows && (!sm90 || tiles > processors))) return false;
+    const int block_n = (sm90 ? forward_rows_sm90_split : forward_rows_cpu_split)[rule->configuration].block_n;
+    const int first_of_last = static_cast<int>((row_tiles - 1) * few_rows), last = static_cast<int>(problem.length_q - 1);
+    const int64_t keys = plan.heads_as_rows ? plan.mask.length_k : std::max(plan.mask.end_key(last) - plan.mask.first_key(first_of_last), 1);
+    splits = best_splits(*rule, tiles, (keys + block_n - 1) / block_n, processors);
+    // Rows of one head with a sink each: only forward_combine knows such.
+    if (splits == 0 && plan.heads_as_rows && p.sinks) splits = 1;
+    if (splits == 0 || splits * tiles > most_ranges) return false;
+  }
+  plan.kernel = sm90 ? "split_forward_sm90" : "split_forward_cpu";
+  plan.kind = mask_class::interval;
+  const bool chosen = sm90 ? choose_row(plan, forward_rows_sm90_split, rule, p, configuration) : choose_row(plan, forward_rows_cpu_split, rule, p, configuration);
+  if (!chosen) return true;
+  plan.splits = splits;
+  plan.workspace_values = splits * tiles * 64 * (plan.row.value_dim + 1);
+  if (!sm90) plan.prefer_torch = true;
+  set_tiles(plan, p);
+  return true;
+}
+
 }  // namespace
 
-forward_plan plan_forward(const forward_problem& p, int configuration) {
-  const bool sm90 = p.machine == machine_kind::sm90;
+forward_plan plan_forward(const forward_problem& problem, int configuration, int splits) {
+  const bool sm90 = problem.machine == machine_kind::sm90;
   forward_plan plan{};
+  plan.mask = make_interval(problem.corner, problem.window_left, problem.window_right, static_cast<int>(problem.length_q),
+                            static_cast<int>(problem.length_k));
+  if (!problem.modified && problem.length_q == 1) plan.mask.left = plan.mask.right = window_open;  // it sees all keys that are left
+  plan.kind = problem.modified ? mask_class::modified : sm90 && is_open(plan.mask) ? mask_class::full : mask_class::interval;
+  if (plan_split(plan, problem, configuration, splits)) return plan;
+  const forward_problem p = join_heads(plan, problem, configuration < 0 && !problem.sinks);
   plan.kernel = p.modified ? (sm90 ? "modified_forward_sm90" : "modified_forward_cpu") : sm90 ? "forward_sm90" : "forward_cpu";
-  plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
-  plan.kind = p.modified ? mask_class::modified : sm90 && is_open(plan.mask) ? mask_class::full : mask_class::interval;
   const bool interval = plan.kind != mask_class::full;
   const small_rule* small = sm90 && !p.modified ? find_small_rule(p) : nullptr;
   if (small && configuration < 0) configuration = small->configuration;
@@ -186,17 +292,8 @@ forward_plan plan_forward(const forward_problem& p, int configuration) {
                                    : choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, p, interval), p, configuration);
   if (!chosen) return plan;
   if (small && small->configuration == configuration) plan.reason = small->reason;
-  if (!sm90 && configuration < 0 && !p.modified) {
-    const cpu_rule* faster = find_cpu_rule(p, !is_open(plan.mask));
-    plan.prefer_torch = !faster;
-    plan.reason = faster ? faster->reason
-                         : "attention(...) runs here; a plain call of the drop-in goes to torch, whose CPU kernel is faster or was not measured "
-                           "against ours";
-  }
-  const int64_t row_tiles = (p.length_q + plan.row.block_m - 1) / plan.row.block_m;
-  plan.tiles = row_tiles * p.heads * p.batch;
-  plan.grid = static_cast<int>(std::clamp<int64_t>(plan.tiles, 1, std::max(p.processors, 1)));
-  plan.shared_bytes = forward_tile_bytes(plan.row, static_cast<int>(element_bytes(p.type)));
+  if (!sm90 && configuration < 0 && !p.modified) say_who_is_faster(plan, problem);
+  set_tiles(plan, p);
   return plan;
 }
 

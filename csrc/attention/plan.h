@@ -20,6 +20,7 @@ struct forward_problem {
   int processors;  // multiprocessors, or threads
   kittens::cpu_flavour flavour = kittens::cpu_flavour::generic;  // cpu: the instruction set that runs it
   bool modified = false;  // with score_modifiers
+  bool sinks = false;     // with sinks alone
 };
 
 struct forward_plan {
@@ -28,15 +29,19 @@ struct forward_plan {
   forward_row row;
   interval_mask mask;
   mask_class kind;     // the kernel's
-  int64_t tiles;
+  bool heads_as_rows;  // the query heads of a key head are the rows of one, so that keys and values are read once for all of them
+  int splits;          // ranges of a tile's keys, each a CTA's; 0: no ranges, the kernel makes the output itself
+  int64_t workspace_values;  // with splits: floats (doubles for float64) that the kernel hands to forward_combine
+  int64_t tiles;       // row tiles of all heads
   int grid;
   int64_t shared_bytes;
   bool prefer_torch;   // cpu: torch's own kernel is faster for a plain call, or was not measured against ours
   const char* reason;
 };
 
-// `configuration` forces a row of the table; -1 leaves the choice to the rules.
-forward_plan plan_forward(const forward_problem& problem, int configuration = -1);
+// `configuration` forces a row of the table, of the split one where `splits` is positive; -1 leaves the choice to the rules. `splits` forces their
+// number, 0 none; -1 leaves that to the rules.
+forward_plan plan_forward(const forward_problem& problem, int configuration = -1, int splits = -1);
 
 // What the backward of a problem has to yield.
 struct backward_request {

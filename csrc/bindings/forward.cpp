@@ -1,6 +1,7 @@
 // The forward operators: checks, copies of what a kernel cannot take, outputs, plan, launch.
 #include "forward.h"
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 
@@ -48,36 +49,75 @@ forward_arguments arguments_of(const kernel_input& query, const kernel_input& ke
 
 void check_plan(const forward_plan& plan, int64_t configuration) {
   check(plan.configuration >= 0, "configuration ", configuration, ": ", plan.reason);
-  check(plan.tiles < most_tiles, "the problem has ", plan.tiles, " row tiles; less than 2^31 are allowed");
+  const int64_t tiles = plan.tiles * std::max(plan.splits, 1);
+  check(tiles < most_tiles, "the problem has ", tiles, " row tiles, counted once for each range of their keys; less than 2^31 are allowed");
+}
+
+void check_splits(int64_t splits) { check(splits >= -1 && splits <= 1024, "splits must be from -1 to 1024, got ", splits); }
+
+// The query heads of a key head as its rows, where each has one row.
+kittens::tensor_view with_heads_as_rows(const kittens::tensor_view& t, int64_t heads) {
+  const int64_t rows = t.size[1] / heads;
+  return {t.data, {t.size[0], heads, rows, t.size[3]}, {t.stride[0], t.stride[1] * rows, t.stride[1], t.stride[3]}};
+}
+
+// What the launch of a plan with divided keys needs.
+struct split_memory {
+  std::optional<Tensor> parts, sinks;
+};
+
+// What the plan asks for beyond its row and grid.
+split_memory arrange(forward_arguments& a, const forward_plan& plan, const Tensor& logsumexp, const modifier_inputs* modified) {
+  split_memory memory;
+  if (plan.heads_as_rows) {
+    a.query = with_heads_as_rows(a.query, a.key.size[1]);
+    a.output = with_heads_as_rows(a.output, a.key.size[1]);
+  }
+  if (plan.splits == 0) return memory;
+  memory.parts = empty_contiguous({plan.workspace_values}, logsumexp.scalar_type(), logsumexp);
+  a.splits = plan.splits;
+  a.parts = memory.parts->data_ptr();
+  a.sinks_by_row = plan.heads_as_rows;
+  if (plan.heads_as_rows && a.modifiers.sinks && a.modifiers.sink_stride != 1) {
+    memory.sinks = empty_contiguous({modified->sinks->size(0)}, modified->sinks->scalar_type(), *modified->sinks);
+    torch::stable::copy_(*memory.sinks, *modified->sinks);
+    a.modifiers.sinks = memory.sinks->data_ptr();
+  }
+  return memory;
 }
 
 void check_launch(const char* error) { check(error == nullptr, error ? error : ""); }
 
 forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
-                       int64_t window_right, int64_t configuration, std::optional<int64_t> checked_seed,
+                       int64_t window_right, int64_t configuration, int64_t splits, std::optional<int64_t> checked_seed,
                        const modifier_inputs* modified = nullptr) {
   check_inputs(query, key, value, scale, corner, window_left, window_right);
+  check_splits(splits);
   const auto machine = checked_seed ? machine_kind::sm90 : machine_kind::cpu;  // the checked machine runs the H200's configurations
   const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
   forward_problem problem = problem_of(machine_kind::cpu, query, key, value, corner, window_left, window_right, threads);
   problem.machine = machine;
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
   problem.modified = modifiers.any();
-  const forward_plan plan = plan_forward(problem, static_cast<int>(configuration));
+  problem.sinks = modifiers.sinks != nullptr;
+  const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
   const forward_outputs out = make_outputs(query, value);
   if (settle_empty(out, plan.mask, modified)) return {out.output, out.logsumexp};
 
   kittens::tile_counter counter{};
   forward_arguments arguments = arguments_of(as_is(query), as_is(key), as_is(value), as_is(out.output), out.logsumexp, problem, plan, scale);
-  if (plan.tiles > plan.grid) arguments.counter = &counter;
+  arguments.modifiers = modifiers;
+  const split_memory memory = arrange(arguments, plan, out.logsumexp, modified);
+  if (plan.tiles > plan.grid && plan.splits == 0) arguments.counter = &counter;
   const kittens::execution execution = cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0)));
   classified_mask known;
   if (modified) known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, execution);
-  arguments.modifiers = modifiers;
   arguments.classes = known.classes;
   const forward_launcher launch = problem.modified ? checked_seed ? find_modified_forward_checked(problem.type, plan.configuration)
                                                                 : find_modified_forward_cpu(problem.type, plan.configuration)
+                                  : plan.splits > 0 ? checked_seed ? find_split_forward_checked(problem.type, plan.configuration)
+                                                                : find_split_forward_cpu(problem.type, plan.configuration)
                                   : checked_seed ? find_forward_checked(problem.type, plan.configuration, plan.kind == mask_class::interval)
                                                  : find_forward_cpu(problem.type, plan.configuration);
   check(launch != nullptr, "query: its dtype is not compiled for this machine");
@@ -88,8 +128,9 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
 #ifdef KITTENS_CUDA
 
 forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
-                        int64_t window_right, int64_t configuration, const modifier_inputs* modified = nullptr) {
+                        int64_t window_right, int64_t configuration, int64_t splits, const modifier_inputs* modified = nullptr) {
   check_inputs(query, key, value, scale, corner, window_left, window_right);
+  check_splits(splits);
   const int device = query.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   if (const char* error = kittens::use_device(device)) check(false, "device ", device, ": ", error);
@@ -100,7 +141,8 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
       problem_of(machine_kind::sm90, query, key, value, corner, window_left, window_right, kittens::multiprocessors(device));
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
   problem.modified = modifiers.any();
-  const forward_plan plan = plan_forward(problem, static_cast<int>(configuration));
+  problem.sinks = modifiers.sinks != nullptr;
+  const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
   const forward_outputs out = make_outputs(query, value);
   if (settle_empty(out, plan.mask, modified)) return {out.output, out.logsumexp};
@@ -113,12 +155,14 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
                                 : aligned(out.output, {query.size(0), query.size(1), query.size(2), value.size(3)}, element_bytes);
   void* stream = current_stream(device);
   forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
-  if (plan.kind != mask_class::full && plan.tiles > plan.grid) arguments.counter = kittens::pooled_counter(device, stream);
+  arguments.modifiers = modifiers;
+  const split_memory memory = arrange(arguments, plan, out.logsumexp, modified);
+  if (plan.kind != mask_class::full && plan.tiles > plan.grid && plan.splits == 0) arguments.counter = kittens::pooled_counter(device, stream);
   classified_mask known;
   if (modified) known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, {stream});
-  arguments.modifiers = modifiers;
   arguments.classes = known.classes;
   const forward_launcher launch = problem.modified ? find_modified_forward_sm90(problem.type, plan.configuration)
+                                  : plan.splits > 0  ? find_split_forward_sm90(problem.type, plan.configuration)
                                            : find_forward_sm90(problem.type, plan.configuration, plan.kind == mask_class::interval);
   check(launch != nullptr, "configuration ", plan.configuration, " has no kernel");
   check_launch(launch(arguments, {stream}));
@@ -131,7 +175,7 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
 
 #else
 
-forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int64_t, int64_t, int64_t, int64_t, const modifier_inputs* = nullptr) {
+forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int64_t, int64_t, int64_t, int64_t, int64_t, const modifier_inputs* = nullptr) {
   check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
   return {Tensor(), Tensor()};
 }
@@ -141,18 +185,18 @@ forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int
 }  // namespace
 
 forward_result forward_cpu(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                           int64_t configuration) {
-  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, std::nullopt);
+                           int64_t configuration, int64_t splits) {
+  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, splits, std::nullopt);
 }
 
 forward_result checked_forward(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                               int64_t configuration, int64_t seed) {
-  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, seed);
+                               int64_t configuration, int64_t seed, int64_t splits) {
+  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, splits, seed);
 }
 
 forward_result forward_cuda(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                            int64_t configuration) {
-  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration);
+                            int64_t configuration, int64_t splits) {
+  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, splits);
 }
 
 forward_result modified_forward_cpu(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
@@ -162,7 +206,7 @@ forward_result modified_forward_cpu(Tensor query, Tensor key, Tensor value, doub
                                     std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
   const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
                                  dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
-  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, std::nullopt, &modified);
+  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, std::nullopt, &modified);
 }
 
 forward_result checked_modified_forward(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left,
@@ -171,7 +215,7 @@ forward_result checked_modified_forward(Tensor query, Tensor key, Tensor value, 
                                         std::optional<Tensor> dropout_state, double dropout_p, double softcap, int64_t configuration,
                                         int64_t seed) {
   const modifier_inputs modified{mask, bias, key_lengths, alibi_slopes, sinks, dropout_state, dropout_p, softcap};
-  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, seed, &modified);
+  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, seed, &modified);
 }
 
 forward_result modified_forward_cuda(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
@@ -181,7 +225,7 @@ forward_result modified_forward_cuda(Tensor query, Tensor key, Tensor value, dou
                                      std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
   const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
                                  dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
-  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, &modified);
+  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, -1, &modified);
 }
 
 namespace {

@@ -11,11 +11,12 @@ namespace kittens_torch {
 using forward_result = std::tuple<torch::stable::Tensor, torch::stable::Tensor>;  // output, logsumexp
 
 forward_result forward_cpu(torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
-                           int64_t window_left, int64_t window_right, int64_t configuration);
+                           int64_t window_left, int64_t window_right, int64_t configuration, int64_t splits);
 forward_result forward_cuda(torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
-                            int64_t window_left, int64_t window_right, int64_t configuration);
+                            int64_t window_left, int64_t window_right, int64_t configuration, int64_t splits);
 forward_result checked_forward(torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale,
-                               int64_t corner, int64_t window_left, int64_t window_right, int64_t configuration, int64_t seed);
+                               int64_t corner, int64_t window_left, int64_t window_right, int64_t configuration, int64_t seed,
+                               int64_t splits);
 
 // The same with what modifies scores; see attention/modifiers.h.
 forward_result modified_forward_cpu(

@@ -6,11 +6,11 @@
 
 STABLE_TORCH_LIBRARY(kittens_torch, m) {
   m.def(
-      "forward(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right, int configuration=-1)"
-      " -> (Tensor, Tensor)");
+      "forward(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right, int configuration=-1,"
+      " int splits=-1) -> (Tensor, Tensor)");
   m.def(
       "checked_forward(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
-      " int configuration, int seed) -> (Tensor, Tensor)");
+      " int configuration, int seed, int splits=-1) -> (Tensor, Tensor)");
   m.def(
       "forward_modified(Tensor query, Tensor key, Tensor value, float scale, int corner, int window_left, int window_right,"
       " Tensor? mask, Tensor? bias, Tensor? key_lengths, Tensor? alibi_slopes, Tensor? sinks, Tensor? dropout_state, float dropout_p,"

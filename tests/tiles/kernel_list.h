@@ -118,6 +118,9 @@ class kernel_list {
     add<weight_kernel<Real, 80>>("weights", type_name<Real>(), {80});
     add<sum_kernel<Real, 64>>("sums", type_name<Real>(), {64});
     add<sum_kernel<Real, 80>>("sums", type_name<Real>(), {80});
+    add<part_kernel<Real, 64, 32>>("parts", type_name<Real>(), {64, 32});
+    add<part_kernel<Real, 128, 128>>("parts", type_name<Real>(), {128, 128});
+    add<part_kernel<Real, 192, 8>>("parts", type_name<Real>(), {192, 8});
   }
 
   // What has no element type.

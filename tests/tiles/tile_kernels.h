@@ -310,5 +310,26 @@ template <class Real, int C> struct sum_kernel {
   }
 };
 
+// The rows of tensor 0 below integer 0 as parts of P columns. Integer 1 is 0: tensor 0 -> tensor 1. It is 1: tensor 1 ->
+// tensor 2, a CTA for each part.
+template <class Real, int C, int P> struct part_kernel {
+  static constexpr int warpgroups = 1;
+  using params = registers_only;
+  using shared = nothing;
+
+  static KITTENS_KERNEL void run(const params& p, shared&, cta cta) {
+    Real* between = pointer<Real>(p.a, 1);
+    if (p.a.integers[1] == 0) {
+      register_tile<Real, C> t;
+      read(t, pointer<Real>(p.a, 0));
+      put_parts<P>(between, t, p.a.integers[0]);
+    } else {
+      register_tile<Real, P> part;
+      take_from(part, between + cta.index * 64 * P, p.a.integers[0]);
+      write(pointer<Real>(p.a, 2) + cta.index * 64 * P, part);
+    }
+  }
+};
+
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens_tests

@@ -14,6 +14,11 @@ forward_launcher find_forward_cpu(element_type, int configuration);
 // A row of forward_rows_sm90, what users run on the GPU, on the checked cpu machine (bfloat16, float16, float32).
 forward_launcher find_forward_checked(element_type, int configuration, bool interval);
 
+// Keys divided among CTAs: rows of forward_rows_sm90_split, of forward_rows_cpu_split, and the former on the checked machine.
+forward_launcher find_split_forward_sm90(element_type, int configuration);
+forward_launcher find_split_forward_cpu(element_type, int configuration);
+forward_launcher find_split_forward_checked(element_type, int configuration);
+
 // The same of the modified class (mask_class): rows of forward_rows_sm90_modified, of forward_rows_cpu, and the former on the checked machine.
 forward_launcher find_modified_forward_sm90(element_type, int configuration);
 forward_launcher find_modified_forward_cpu(element_type, int configuration);
@@ -24,6 +29,10 @@ forward_launcher forward_cpu_generic(element_type, int configuration);
 forward_launcher forward_cpu_avx2(element_type, int configuration);
 forward_launcher forward_cpu_avx512(element_type, int configuration);
 forward_launcher forward_cpu_amx(element_type, int configuration);
+forward_launcher split_forward_cpu_generic(element_type, int configuration);
+forward_launcher split_forward_cpu_avx2(element_type, int configuration);
+forward_launcher split_forward_cpu_avx512(element_type, int configuration);
+forward_launcher split_forward_cpu_amx(element_type, int configuration);
 forward_launcher modified_forward_cpu_generic(element_type, int configuration);
 forward_launcher modified_forward_cpu_avx2(element_type, int configuration);
 forward_launcher modified_forward_cpu_avx512(element_type, int configuration);

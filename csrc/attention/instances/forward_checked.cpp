@@ -21,4 +21,18 @@ forward_launcher find_forward_checked(element_type type, int configuration, bool
   return nullptr;
 }
 
+forward_launcher find_split_forward_checked(element_type type, int configuration) {
+  switch (type) {
+    case element_type::bfloat16:
+      return find_split_launcher<kittens::bf16, forward_rows_sm90_split, forward_count_sm90_split>(configuration);
+    case element_type::float16:
+      return find_split_launcher<kittens::fp16, forward_rows_sm90_split, forward_count_sm90_split>(configuration);
+    case element_type::float32:
+      return find_split_launcher<float, forward_rows_sm90_split, forward_count_sm90_split>(configuration);
+    case element_type::float64:
+      break;
+  }
+  return nullptr;
+}
+
 }  // namespace kittens_torch

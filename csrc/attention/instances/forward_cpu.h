@@ -29,5 +29,23 @@ inline forward_launcher forward_on_cpu(element_type type, int configuration) {
   return nullptr;
 }
 
+template <class T> forward_launcher split_forward_on_cpu(int configuration) {
+  return find_split_launcher<T, forward_rows_cpu_split, forward_count_cpu_split>(configuration);
+}
+
+inline forward_launcher split_forward_on_cpu(element_type type, int configuration) {
+  switch (type) {
+    case element_type::bfloat16:
+      return split_forward_on_cpu<kittens::bf16>(configuration);
+    case element_type::float16:
+      return split_forward_on_cpu<kittens::fp16>(configuration);
+    case element_type::float32:
+      return split_forward_on_cpu<float>(configuration);
+    case element_type::float64:
+      return split_forward_on_cpu<double>(configuration);
+  }
+  return nullptr;
+}
+
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens_torch

@@ -8,4 +8,8 @@ forward_launcher forward_cpu_amx(element_type type, int configuration) {
   return type == element_type::bfloat16 ? forward_on_cpu<kittens::bf16>(configuration) : nullptr;
 }
 
+forward_launcher split_forward_cpu_amx(element_type type, int configuration) {
+  return type == element_type::bfloat16 ? split_forward_on_cpu<kittens::bf16>(configuration) : nullptr;
+}
+
 }  // namespace kittens_torch

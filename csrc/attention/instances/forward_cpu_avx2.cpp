@@ -6,4 +6,6 @@ namespace kittens_torch {
 
 forward_launcher forward_cpu_avx2(element_type type, int configuration) { return forward_on_cpu(type, configuration); }
 
+forward_launcher split_forward_cpu_avx2(element_type type, int configuration) { return split_forward_on_cpu(type, configuration); }
+
 }  // namespace kittens_torch

@@ -8,4 +8,6 @@ forward_launcher forward_cpu_avx512(element_type type, int configuration) {
   return forward_on_cpu(type, configuration);
 }
 
+forward_launcher split_forward_cpu_avx512(element_type type, int configuration) { return split_forward_on_cpu(type, configuration); }
+
 }  // namespace kittens_torch

@@ -295,6 +295,30 @@ template <class T, int C> KITTENS_INLINE void take_from(register_tile<T, C>& t, 
 #endif
   __builtin_memcpy(t.d, sums, sizeof t.d);
 }
+// The same of the rows below `rows`; the others become zero.
+template <class T, int C> KITTENS_INLINE void take_from(register_tile<T, C>& t, const T* from, int rows) {
+  use(t, "take_from");
+#if KITTENS_CHECKED
+  runtime::touch_memory("take_from");
+#endif
+  const int count = rows < 0 ? 0 : rows < warpgroup_rows ? rows : warpgroup_rows;
+  for (int i = 0; i < count * C; i++) t.d[i] = from[i];
+  for (int i = count * C; i < warpgroup_rows * C; i++) t.d[i] = 0;
+}
+// The rows of t below `rows`, as tiles of `Columns` columns one after the other, each of which take_from reads. What
+// takes their place beyond is not to be read.
+template <int Columns, class T, int C> KITTENS_INLINE void put_parts(T* to, const register_tile<T, C>& t, int rows) {
+  static_assert(C % Columns == 0 && Columns % 8 == 0,
+                "put_parts: parts must be multiples of 8 columns that divide the tile's");
+  use(t, "put_parts");
+#if KITTENS_CHECKED
+  runtime::touch_memory("put_parts");
+#endif
+  for (int part = 0; part < C / Columns; part++)
+    for (int r = 0; r < warpgroup_rows && r < rows; r++)
+      for (int c = 0; c < Columns; c++)
+        to[(part * warpgroup_rows + r) * Columns + c] = t.d[r * C + part * Columns + c];
+}
 
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens

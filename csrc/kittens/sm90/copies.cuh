@@ -274,6 +274,23 @@ template <int C> KITTENS_INLINE void take_from(register_tile<float, C>& t, const
     t.d[4 * i] = x.x, t.d[4 * i + 1] = x.y, t.d[4 * i + 2] = x.z, t.d[4 * i + 3] = x.w;
   }
 }
+// The same of the rows below `rows`; the others become zero.
+template <int C> KITTENS_INLINE void take_from(register_tile<float, C>& t, const float* from, int rows) {
+  const float4* mine = reinterpret_cast<const float4*>(from) + thread::in_warpgroup();
+  const bool upper = thread::first_row() < rows, lower = thread::first_row() + 8 < rows;
+  KITTENS_UNROLL for (int i = 0; i < C / 8; i++) {
+    const float4 x = upper ? mine[i * 128] : float4{};
+    t.d[4 * i] = x.x, t.d[4 * i + 1] = x.y, t.d[4 * i + 2] = lower ? x.z : 0, t.d[4 * i + 3] = lower ? x.w : 0;
+  }
+}
+// The rows of t below `rows`, as tiles of `Columns` columns one after the other, each of which take_from reads. What takes their place beyond is
+// not to be read.
+template <int Columns, int C> KITTENS_INLINE void put_parts(float* to, const register_tile<float, C>& t, int rows) {
+  static_assert(C % Columns == 0 && Columns % 8 == 0, "put_parts: parts must be multiples of 8 columns that divide the tile's");
+  float4* mine = reinterpret_cast<float4*>(to) + thread::in_warpgroup();
+  if (thread::first_row() < rows)
+    KITTENS_UNROLL for (int i = 0; i < C / 8; i++) mine[i * 128] = {t.d[4 * i], t.d[4 * i + 1], t.d[4 * i + 2], t.d[4 * i + 3]};
+}
 
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens
