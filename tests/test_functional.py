@@ -124,6 +124,13 @@ def test_empty_sizes(device: str, dtype: torch.dtype, batch: int, heads: int, le
     assert torch.equal(output, math_backend(*tensors)) and output.dtype == dtype
 
 
+@pytest.mark.parametrize("heads_k", [0, 1, 2])
+def test_attention_without_heads(heads_k: int) -> None:
+    tensors = inputs("cpu", torch.float32, batch=2, heads=0, heads_k=heads_k, length_q=3, head_dim=8)
+    output = kittens_torch.attention(*tensors, causal="upper_left")
+    assert isinstance(output, Tensor) and output.shape == (2, 0, 3, 8)
+
+
 @usual_place
 def test_causal_bias_objects(device: str, dtype: torch.dtype) -> None:
     query, key, value = inputs(device, dtype, length_q=40, length_k=70, head_dim=32)

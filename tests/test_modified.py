@@ -312,6 +312,17 @@ def test_soft_cap(device: str, dtype: torch.dtype, softcap: float, scale: float 
     check_forward(query, key, value, softcap=softcap, scale=scale, causal="lower_right")
 
 
+@usual_place
+def test_soft_caps_beyond_the_numbers_of_a_kernel(device: str, dtype: torch.dtype) -> None:
+    """One that no score comes near caps nothing; one that every score is far beyond leaves the signs alone, of 0."""
+    query, key, value = inputs(device, dtype, batch=1, length_q=9, length_k=70)
+    for cap in (1e25, 1e300):
+        assert torch.equal(attention(query, key, value, softcap=cap), attention(query, key, value))
+    alike = value.float().mean(2, keepdim=True).to(dtype).expand(1, 2, 9, 64)
+    for cap in (1e-12, 1e-60, 5e-324):
+        torch.testing.assert_close(attention(query, key, value, softcap=cap), alike, atol=1e-2, rtol=1e-2)
+
+
 @every_place
 def test_sinks(device: str, dtype: torch.dtype) -> None:
     """The formula, small and large sinks, and the logsumexp that counts them."""
