@@ -49,6 +49,11 @@ def _in_dtype(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Ten
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
+def test_version() -> None:
+    assert kittens_torch.__version__ == kittens_torch.build_info()["version"]
+    assert all(hasattr(kittens_torch, name) for name in kittens_torch.__all__)
+
+
 def test_signature_is_torchs() -> None:
     """Names, order, defaults and keyword-only parts, from what torch documents and from its schema."""
     mine = inspect.signature(ours)

@@ -462,6 +462,9 @@ def test_a_mask_that_comes_again_and_one_that_has_changed(
     masks[0, :, :200] = False  # in place
     runs(masks[0], 1)
     runs(masks[0], 0)
+    masks.data[0, :, 200:] = True  # which torch does not count, and then is told of
+    masks.bitwise_or_(False)
+    runs(masks[0], 1)
     runs(masks[0].clone(), 1)
     for _ in range(20):  # memory that is used again, and no more is remembered than so many
         runs(torch.rand(300, 400, device=device) > 0.3, 1)
