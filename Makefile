@@ -18,6 +18,7 @@ test: lint
 
 demo: build .venv/demo
 	@.venv/bin/python examples/demo.py
+	@.venv/bin/python examples/gpt.py
 
 lint: build
 	@.venv/bin/ruff check .

@@ -19,6 +19,7 @@ from .presets import Shape
 
 Support = Callable[[Shape, torch.device, str], "str | None"]
 OURS = "kittens"
+DETERMINISTIC = "deterministic"  # ours as well: the backward pass whose bits repeat
 
 
 class Unavailable(Exception):
@@ -206,16 +207,24 @@ def load_tk() -> Peer:
     return Peer("tk", version_of(module, "thunderkittens"), attention, unsupported=unsupported)
 
 
-def load_kittens() -> Peer:
+def kittens_peer(name: str, **options: Any) -> Peer:
     """kittens_torch.attention: always our kernel, also where the drop-in would send a call to torch."""
     module = require("kittens_torch")
     module.set_fallback("error")  # a call that torch would answer must not be timed as ours
 
     def attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
         causal = "upper_left" if shape.causal else None
-        return module.attention(query, key, value, causal=causal, scale=shape.scale)
+        return module.attention(query, key, value, causal=causal, scale=shape.scale, **options)
 
-    return Peer(OURS, module.build_info()["version"], attention)
+    return Peer(name, module.build_info()["version"], attention)
+
+
+def load_kittens() -> Peer:
+    return kittens_peer(OURS)
+
+
+def load_deterministic() -> Peer:
+    return kittens_peer(DETERMINISTIC, deterministic=True)
 
 
 def configuration_peer(index: int) -> Peer:
@@ -240,6 +249,7 @@ LOADERS: dict[str, Callable[[], Peer]] = {
     "fa3": load_fa3,
     "fa4": load_fa4,
     "tk": load_tk,
+    DETERMINISTIC: load_deterministic,
 }
 
 

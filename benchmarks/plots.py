@@ -9,7 +9,7 @@ from typing import Any
 
 from .host import HostTime
 from .measure import Row
-from .peers import OURS
+from .peers import DETERMINISTIC, OURS
 from .presets import Preset, Shape, length_label, mask_name
 from .report import Ceilings, best_peer, in_unit, own_ratio, peers_of, percent_of_copy, percent_of_gemm, ratio
 
@@ -25,6 +25,7 @@ COLOURS = {
     "efficient": "#8C6D31",
     "math": "#222222",
     "flex": "#332288",
+    DETERMINISTIC: "#F0C27B",
 }
 MARKERS = {OURS: "o", "cudnn": "s", "fa3": "^", "fa2": "v", "torch": "x", "fa4": "D", "tk": "P", "flex": "*"}
 GRID = {"color": "#DDDDDD", "linewidth": 0.6}

@@ -15,7 +15,7 @@ from typing import Any
 from .host import HostTime
 from .masks import MaskedShape
 from .measure import Row
-from .peers import OURS
+from .peers import DETERMINISTIC, OURS
 from .presets import DTYPE_NAMES, Preset
 
 
@@ -40,15 +40,19 @@ class Summary:
     by_peer: Mapping[str, float]  # geometric mean against each peer alone
 
 
+def is_configuration(name: str) -> bool:
+    return name.startswith(OURS + "[")
+
+
 def is_ours(name: str) -> bool:
-    return name == OURS or name.startswith(OURS + "[")
+    return name in (OURS, DETERMINISTIC) or is_configuration(name)
 
 
 def peers_of(rows: Iterable[Row]) -> list[str]:
     """Names of everything timed, in order of appearance, without single configurations."""
     names: dict[str, None] = {}
     for row in rows:
-        names.update(dict.fromkeys(name for name in row.timings if name == OURS or not is_ours(name)))
+        names.update(dict.fromkeys(name for name in row.timings if not is_configuration(name)))
     return sorted(names, key=lambda name: name != OURS)
 
 
@@ -63,6 +67,11 @@ def ratio(row: Row, peer: str | None) -> float | None:
     if peer is None or peer not in row.timings or OURS not in row.timings:
         return None
     return row.timings[peer].median / row.timings[OURS].median
+
+
+def deterministic_cost(row: Row) -> float | None:
+    """Time of our deterministic backward pass over that of the default."""
+    return ratio(row, DETERMINISTIC)
 
 
 def own_ratio(row: Row) -> float | None:
@@ -90,7 +99,7 @@ def summarize(rows: Sequence[Row]) -> Summary | None:
     by_peer = {}
     for peer in peers_of(rows):
         against = [value for row in rows if (value := ratio(row, peer)) is not None]
-        if peer != OURS and against:
+        if not is_ours(peer) and against:
             by_peer[peer] = statistics.geometric_mean(against)
     mean = statistics.geometric_mean(ratios.values())
     return Summary(len(ratios), mean, ratios[lowest], lowest, ratios[highest], highest, by_peer)
@@ -101,6 +110,10 @@ def digits(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return str(value)
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def fraction(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def in_unit(row: Row, peer: str, unit: str) -> float:
@@ -121,11 +134,14 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 def table(rows: Sequence[Row], preset: Preset, ceilings: Ceilings) -> str:
     """One line per row: every peer in the preset's unit with its spread, then ours against the best and the ceiling.
 
-    Rows of masks say before the ceiling how ours compares with their own reference, and the memory of a call.
+    Where our deterministic pass was timed, its time over that of the default follows. Rows of masks say before the
+    ceiling how ours compares with their own reference, and the memory of a call.
     """
     peers = peers_of(rows)
     masked = any(isinstance(row.shape, MaskedShape) for row in rows)
-    added = ["own reference", "work", "own ratio", "MiB ours", "MiB peer"] if masked else []
+    repeatable = DETERMINISTIC in peers
+    added = [f"{DETERMINISTIC} / default"] if repeatable else []
+    added += ["own reference", "work", "own ratio", "MiB ours", "MiB peer"] if masked else []
     percent, ceiling = (percent_of_copy, "copy") if preset.memory_bound else (percent_of_gemm, "GEMM")
     lines = [[f"{preset.name} ({preset.unit})", *peers, "best peer", "ratio", *added, f"% of {ceiling}", "MHz", "W"]]
     for row in rows:
@@ -139,7 +155,8 @@ def table(rows: Sequence[Row], preset: Preset, ceilings: Ceilings) -> str:
         against, share = ratio(row, best), percent(row, OURS, ceilings) if OURS in row.timings else None
         cells += [
             best or "-",
-            "-" if against is None else f"{against:.3f}",
+            fraction(against),
+            *([fraction(deterministic_cost(row))] if repeatable else []),
             *(own_cells(row, best) if masked else []),
             "-" if share is None else f"{share:.1f}",
             str(row.clocks.sm_mhz) if row.clocks else "-",
@@ -156,14 +173,14 @@ def own_cells(row: Row, best: str | None) -> list[str]:
     return [
         digits(row.own.median * 1e6) if row.own else "-",
         f"{shape.own_work:.3f}" if isinstance(shape, MaskedShape) and shape.own else "-",
-        "-" if compared is None else f"{compared:.3f}",
+        fraction(compared),
         *("-" if size is None else f"{size / 2**20:.1f}" for size in memory),
     ]
 
 
 def configuration_table(rows: Sequence[Row], preset: Preset) -> str:
     """Every configuration that takes the shape, the fastest marked, and how much it gains on the plan's choice."""
-    names = sorted({name for row in rows for name in row.timings if is_ours(name) and name != OURS}, key=natural)
+    names = sorted({name for row in rows for name in row.timings if is_configuration(name)}, key=natural)
     if not names:
         return ""
     labels = [name.removeprefix(OURS) for name in names]
@@ -197,6 +214,15 @@ def summary_text(summary: Summary | None) -> str:
     )
 
 
+def deterministic_text(rows: Sequence[Row]) -> str:
+    costs = {row.shape.name: cost for row in rows if (cost := deterministic_cost(row)) is not None}
+    if not costs:
+        return ""
+    highest = max(costs, key=costs.__getitem__)
+    mean = statistics.geometric_mean(costs.values())
+    return f"deterministic / default over {len(costs)} rows: mean {mean:.3f}, highest {costs[highest]:.3f} ({highest})"
+
+
 def ceilings_text(ceilings: Ceilings) -> str:
     gemm = ", ".join(f"{name} {digits(value)} TFLOP/s" for name, value in ceilings.gemm_tflops.items())
     return f"GEMM {gemm}; copy {digits(ceilings.copy_tbps)} TB/s"
@@ -208,9 +234,7 @@ def not_timed(row: Row) -> dict[str, str]:
         peer: f"WRONG RESULT: error {verdict.error:.3g}, allowed {verdict.allowed:.3g} {verdict.reason}"
         for peer, verdict in row.wrong.items()
     }
-    return wrong | {
-        peer: f"skipped: {reason}" for peer, reason in row.skipped.items() if peer == OURS or not is_ours(peer)
-    }
+    return wrong | {peer: f"skipped: {reason}" for peer, reason in row.skipped.items() if not is_configuration(peer)}
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
@@ -254,6 +278,7 @@ def records(rows: Sequence[Row], ceilings: Ceilings) -> list[dict[str, Any]]:
                     "percent_of_copy": percent_of_copy(row, peer, ceilings),
                     "best_peer": best if peer == OURS else None,
                     "ratio_to_best_peer": ratio(row, best) if peer == OURS else None,
+                    "time_over_default": deterministic_cost(row) if peer == DETERMINISTIC else None,
                     "error": verdict.error,
                     "error_allowed": verdict.allowed,
                     "plan": row.plan if peer == OURS else None,

@@ -18,7 +18,7 @@ from . import masked_peers, masks, plots, report
 from .host import measure_host
 from .machine import facts, measure_copy, measure_gemm, read_clocks
 from .measure import OWN_REFERENCE, DeviceLost, Options, Row, measure_row
-from .peers import LOADERS, OURS, Peer, Unavailable, configuration_peer, doubtful, load, planned
+from .peers import DETERMINISTIC, LOADERS, OURS, Peer, Unavailable, configuration_peer, doubtful, load, planned
 from .presets import DTYPE_NAMES, Preset, Shape
 from .presets import PRESETS as PLAIN_PRESETS
 from .progress import Progress
@@ -68,6 +68,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in names:
         if name not in PEERS:
             command.error(f"--peers: unknown {name!r}, allowed are {', '.join(PEERS)}")
+    if DETERMINISTIC in names and args.direction == "fwd":
+        command.error(f"--peers: {DETERMINISTIC} differs from the default in the backward pass alone: --pass bwd")
     args.peers = list(dict.fromkeys(names))
     if args.configurations and args.direction == "bwd":
         command.error("--configurations: only the forward pass has a configuration table")
@@ -178,7 +180,7 @@ def doubts(rows: Sequence[Row]) -> list[str]:
 
 def failed_row(row: Row) -> bool:
     """Whether a result of ours is wrong or missing."""
-    ours = (OURS, OWN_REFERENCE)
+    ours = (OURS, DETERMINISTIC, OWN_REFERENCE)
     return any(name in row.skipped for name in ours) or any(name in ours or report.is_ours(name) for name in row.wrong)
 
 
@@ -217,6 +219,7 @@ def run_rows(args: argparse.Namespace, device: torch.device, environment: dict[s
         "\n".join(f"not measured: {name}: {reason}" for name, reason in preset.skipped.items()),
         "\n".join(remarks),
         report.ceilings_text(ceilings) + "\n" + report.summary_text(summary),
+        report.deterministic_text(rows),
     ]
     print("\n\n".join(block for block in blocks if block))
 

@@ -3,6 +3,7 @@
 The same kernels run on Hopper GPUs and on the CPU. Importing the package starts no CUDA context.
 """
 
+from ._version import __version__
 from .dispatch import FallbackError, FallbackWarning, set_fallback
 from .enable import disable, enable, enabled
 from .environment import build_info
@@ -17,6 +18,7 @@ __all__ = [
     "FallbackWarning",
     "Plan",
     "Report",
+    "__version__",
     "attention",
     "build_info",
     "checked_machine",

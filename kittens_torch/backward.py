@@ -114,6 +114,19 @@ def run_backward(
     return backward(grad_output, grad_logsumexp, *saved, *settings, *needed, deterministic)
 
 
+LONGEST_STEP = 1 << 30  # elements from row to row, or key to key, of a mask: the kernels take less
+
+
+def _within_reach(mask: Tensor | None) -> Tensor | None:
+    """The mask or bias itself, or a copy of one that lies too far apart. Compiled graphs make none: the op refuses."""
+    if mask is None or torch.compiler.is_compiling():
+        return mask
+    if all(size == 1 or step < LONGEST_STEP for size, step in zip(mask.shape[-2:], mask.stride()[-2:], strict=True)):
+        return mask
+    once = mask[tuple(slice(1) if step == 0 else slice(None) for step in mask.stride())]
+    return once.contiguous().expand(mask.shape)
+
+
 def run_backward_modified(
     grad_output: Tensor | None,
     grad_logsumexp: Tensor | None,
@@ -129,6 +142,8 @@ def run_backward_modified(
     softcap. Sinks are in the logsumexp.
     """
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    mask, bias, *others = modifiers
+    modifiers = (_within_reach(mask), _within_reach(bias), *others)
     arguments = (grad_output, grad_logsumexp, *saved, *settings, *modifiers, *needed, deterministic)
     seed = ops.checked_seed()
     if seed is not None and saved[0].device.type == "cpu":

@@ -21,6 +21,11 @@ UPPER_LEFT, LOWER_RIGHT = 1, 2
 SMALLEST_FLOAT32 = 2.0**-126
 
 
+# Caps between which softcap and scale / softcap are at home in the kernels' float32, or float64. One below the first
+# leaves no difference between scores, as the first does; one above the second caps nothing.
+SOFTCAPS = {torch.float32: (1e-9, 1e20), torch.float64: (1e-18, 1e150)}
+
+
 class Modifiers(NamedTuple):
     """What changes scores beyond a scale and a key interval, as the modified ops take it; mask and bias of 4 dims."""
 
@@ -189,6 +194,9 @@ def _modifiers(
     if sinks is not None:
         checks.of_heads("sinks", sinks, device, dtype, ((heads,),))
         sinks = sinks.to(real)
+    if softcap > 0.0:
+        least, largest = SOFTCAPS[real]
+        softcap = max(softcap, least) if softcap <= largest else 0.0
     modifiers = Modifiers(mask, bias, key_lengths, alibi_slopes, sinks, dropout_p, softcap)
     return modifiers if any(isinstance(value, Tensor) or value for value in modifiers) else None
 

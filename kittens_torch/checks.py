@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -97,8 +97,16 @@ def batch_and_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
             refuse(f"batch of {argument}", operand.shape[0], f"{query.shape[0]}, the batch of query")
     if value.shape[1] != key.shape[1]:
         refuse("heads of value", value.shape[1], f"{key.shape[1]}, the heads of key")
-    if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
+    if (query.shape[1] % key.shape[1] if key.shape[1] else query.shape[1]) != 0:
         refuse("heads of key", key.shape[1], f"a divisor of {query.shape[1]}, the heads of query")
+
+
+def as_float(value: Any) -> float:
+    """A number as a float, infinite where it is beyond all of them."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def scale(value: object) -> float:
@@ -109,7 +117,7 @@ def scale(value: object) -> float:
         value = value.item()
     if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         refuse("scale", repr(value), "None or a number", TypeError)
-    number = float(value)
+    number = as_float(value)
     if not -math.inf < number < math.inf:
         refuse("scale", number, "None or any finite number", ValueError)
     return number
@@ -173,6 +181,7 @@ def additive(value: object, dtype: torch.dtype, device: torch.device, logits_sha
 def key_lengths(value: object, device: torch.device, batch: int) -> None:
     tensor("key_lengths", value)
     assert isinstance(value, Tensor)
+    strided("key_lengths", value)
     if value.dtype not in (torch.int32, torch.int64):
         refuse("dtype of key_lengths", value.dtype, "torch.int32 or torch.int64")
     if tuple(value.shape) != (batch,):
@@ -186,6 +195,7 @@ def of_heads(
     """A floating number for each head, of one of the `shapes`."""
     tensor(argument, value)
     assert isinstance(value, Tensor)
+    strided(argument, value)
     if value.dtype not in (torch.float32, dtype):
         others = "" if dtype == torch.float32 else f", {dtype}"
         refuse(f"dtype of {argument}", value.dtype, f"torch.float32{others} (float32 or as the query)")
@@ -197,7 +207,7 @@ def of_heads(
 def softcap(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse("softcap", repr(value), "0 (none) or a positive number", TypeError)
-    if not 0 <= value < math.inf:
+    if not 0 <= as_float(value) < math.inf:
         refuse("softcap", value, "0 (none) or a positive finite number", ValueError)
     return float(value)
 

@@ -54,14 +54,15 @@ def scaled_dot_product_attention(
     dims broadcast, and with `enable_gqa` Hq may be a multiple of Hk. Returns (..., Hq, Lq, Ev) in the dtype and the
     memory layout of the query. `is_causal` hides the keys j > i (upper-left corner) and excludes `attn_mask`; `scale`
     is any finite number, 1/sqrt(E) by default. `attn_mask` (bool: True = visible; or additive) broadcasts to
-    (..., Hq, Lq, Lk), is read where it is, and may require a gradient. `dropout_p` of the weights are dropped, whatever
-    the module's mode. Under autocast the inputs are cast as torch casts them. Differentiable once.
+    (..., Hq, Lq, Lk), is read where it is, and may require a gradient; of a bool one that comes again, see `attention`.
+    `dropout_p` of the weights are dropped, whatever the module's mode. Under autocast the inputs are cast as torch
+    casts them. Differentiable once.
 
     Kernels: float16 and bfloat16 on compute capability 9.0, these with float32 and float64 on the CPU, head dims 1 to
     256. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a call that torch runs
-    faster, or that was not measured on the CPU, goes there too, which `explain` tells: on the GPU an additive mask,
-    dropout, and a mask in a call whose gradient is wanted. Raises TypeError, ValueError or
-    RuntimeError naming the argument, its value and what is allowed, with the class torch uses.
+    faster, or that was not measured on the CPU, goes there too, which `explain` tells: on the GPU an additive mask, and
+    dropout in a call whose gradient is wanted. Raises TypeError, ValueError or RuntimeError naming the argument, its
+    value and what is allowed, with the class torch uses.
 
     Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.
     """
@@ -165,7 +166,9 @@ def attention(
     mask: bool, True = visible; bias: float32 or the query's dtype, added to the scores, differentiable. Both of any
         shape that broadcasts to (B, Hq, Lq, Lk) and any strides: they are read where they are. A finite bias of -1e8 or
         less (-1e18 for float64), such as the most negative number, hides a key from rows that see others; in a row of
-        nothing else all such keys count alike, as in torch, and its logsumexp is near -11356.
+        nothing else all such keys count alike, as in torch, and its logsumexp is near -11356. A bool mask that comes
+        again is known by its memory and torch's count of writes to it: after a write that torch does not count
+        (`mask.data`, numpy, a kernel of another library, a replayed CUDA graph) say `mask.bitwise_or_(False)`.
     key_lengths: (B), int32 or int64: keys from this one on are hidden.
     softcap: scores become softcap * tanh(scores / softcap) before anything is added; 0 for none.
     alibi_slopes: (Hq) or (B, Hq), float32 or the query's dtype: slope * |i + Lk - Lq - j| is subtracted.

@@ -59,7 +59,7 @@ def classes_of(
     """What an earlier call knows of this mask: the same memory, shape, strides and version, under the same interval.
 
     What changes the memory behind torch's back (a replayed graph, a kernel that does not count its writes) must count
-    it: `mask.add_(0)`, or a new tensor. NOTHING where the op has to look itself.
+    it: `mask.bitwise_or_(False)`, or a new tensor. NOTHING where the op has to look itself.
     """
     if mask is None or mask.numel() < WORTHWHILE or not _is_plain(mask):
         return NOTHING

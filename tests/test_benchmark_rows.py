@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import correctness, measure, peers, presets, report
+import kittens_torch
+from benchmarks import correctness, measure, peers, presets, report, run, timing
 from benchmarks.inputs import make_inputs
 
 CPU = torch.device("cpu")
@@ -136,6 +137,28 @@ def test_unsupported_shapes_are_refused_before_the_call():
     assert peers.half_on_cuda(small(), torch.device("cuda"), "fwd") is None
 
 
+@pytest.fixture
+def fallback_as_before():
+    """Loading our peer makes a fallback an error."""
+    before = kittens_torch.set_fallback("warn")
+    yield
+    kittens_torch.set_fallback(before)
+
+
+def test_the_deterministic_peer_asks_for_it(monkeypatch, fallback_as_before):
+    asked = []
+
+    def attention(query, key, value, deterministic=None, **options):
+        asked.append(deterministic)
+        return query
+
+    monkeypatch.setattr(kittens_torch, "attention", attention)
+    inputs = inputs_of(small())
+    for peer in peers.load([peers.OURS, peers.DETERMINISTIC])[0]:
+        peer.results(small(), inputs)
+    assert asked == [None, True]
+
+
 def test_a_badly_built_peer_is_doubted():
     assert "430" in peers.doubtful("fa3", "hd128 full 16384", "fwd", 430.0)
     assert peers.doubtful("fa3", "hd128 full 16384", "fwd", 655.0) is None
@@ -177,6 +200,43 @@ def test_a_backward_row():
     row = measure.measure_row(small(dtype=torch.float32), [peers.load_torch(), peers.load_math()], options("bwd"))
     assert row.timings.keys() == {"torch", "math"}
     assert not row.wrong and not row.skipped
+
+
+def timed(seconds):
+    return timing.Timing((seconds, seconds, seconds), 1)
+
+
+def test_the_deterministic_pass_is_set_against_the_default_and_no_peer():
+    rows = [measure.Row(presets.square(name, 1, 2, 1024, 64, False), "bwd") for name in ("one", "two", "three")]
+    for row, cost in zip(rows, (1.1, 1.6, None), strict=True):
+        row.timings = {"kittens": timed(2e-3), "torch": timed(3e-3)}
+        if cost:
+            row.timings[peers.DETERMINISTIC] = timed(cost * 2e-3)
+        row.verdicts = {name: correctness.Verdict(0.5, 1.0) for name in row.timings}
+    rows[1].timings["torch"] = timed(4e-3)
+    assert [report.best_peer(row) for row in rows] == ["torch"] * 3, "in one row it is the fastest beside ours"
+    assert report.summarize(rows).by_peer.keys() == {"torch"}
+    preset = presets.Preset("made", tuple(row.shape for row in rows), unit="us")
+    ceilings = report.Ceilings({"bf16": 1.0}, 0.5)
+    head, one, two, three = report.table(rows, preset, ceilings).splitlines()
+    assert "ratio  deterministic / default" in head
+    assert one.split()[-6:-3] == ["torch", "1.500", "1.100"] and two.split()[-6:-3] == ["torch", "2.000", "1.600"]
+    assert three.split()[-6:-3] == ["torch", "1.500", "-"]
+    assert report.configuration_table(rows, preset) == ""
+    assert report.deterministic_text(rows).endswith("over 2 rows: mean 1.327, highest 1.600 (two)")
+    assert report.deterministic_text(rows[2:]) == ""
+    costs = {(record["row"], record["peer"]): record["time_over_default"] for record in report.records(rows, ceilings)}
+    assert costs["one", peers.DETERMINISTIC] == pytest.approx(1.1) and costs["one", "kittens"] is None
+    rows[2].skipped[peers.DETERMINISTIC] = "RuntimeError: made"
+    assert run.failed_row(rows[2]) and not run.failed_row(rows[0])
+    assert report.not_timed(rows[2]) == {peers.DETERMINISTIC: "skipped: RuntimeError: made"}
+
+
+def test_a_backward_row_of_ours(fallback_as_before):
+    cast, missing = peers.load([peers.OURS, peers.DETERMINISTIC, "torch"])
+    row = measure.measure_row(small(dtype=torch.float32), cast, options("bwd"))
+    assert not missing and not row.wrong and not row.skipped
+    assert report.deterministic_cost(row) > 0
 
 
 @pytest.mark.gpu

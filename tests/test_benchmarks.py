@@ -324,6 +324,7 @@ def test_host_times(monkeypatch):
     [
         (["--peers", "torch,fa9"], "unknown 'fa9', allowed are torch, cudnn"),
         (["--peers", "kittens"], "unknown 'kittens'"),
+        (["--peers", "torch,deterministic"], "in the backward pass alone"),
         (["--configurations", "0;3"], "'0;3' is neither 'all' nor numbers"),
         (["--configurations", "all", "--pass", "bwd"], "only the forward pass"),
         (["--repeats", "0"], "0 must be at least 1"),

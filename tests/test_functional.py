@@ -49,6 +49,11 @@ def _in_dtype(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Ten
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
+def test_version() -> None:
+    assert kittens_torch.__version__ == kittens_torch.build_info()["version"]
+    assert all(hasattr(kittens_torch, name) for name in kittens_torch.__all__)
+
+
 def test_signature_is_torchs() -> None:
     """Names, order, defaults and keyword-only parts, from what torch documents and from its schema."""
     mine = inspect.signature(ours)
@@ -122,6 +127,13 @@ def test_empty_sizes(device: str, dtype: torch.dtype, batch: int, heads: int, le
     tensors = inputs(device, dtype, batch=batch, heads=heads, length_q=length_q, length_k=length_k, head_dim=8)
     output = ours(*tensors)
     assert torch.equal(output, math_backend(*tensors)) and output.dtype == dtype
+
+
+@pytest.mark.parametrize("heads_k", [0, 1, 2])
+def test_attention_without_heads(heads_k: int) -> None:
+    tensors = inputs("cpu", torch.float32, batch=2, heads=0, heads_k=heads_k, length_q=3, head_dim=8)
+    output = kittens_torch.attention(*tensors, causal="upper_left")
+    assert isinstance(output, Tensor) and output.shape == (2, 0, 3, 8)
 
 
 @usual_place

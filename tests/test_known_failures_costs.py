@@ -213,3 +213,30 @@ def test_row_59_a_window_costs_its_share(backward: bool) -> None:
     of_window, of_full = _times(window, full)
     assert of_window <= 0.15 * of_full, f"{of_window:.0f} us, full attention {of_full:.0f}"
     assert _extra_memory(window) < 16384 * 16384 // 2  # not even half of one mask
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads_k", [8, 32])
+@pytest.mark.parametrize("length", [512, 8192])
+def test_row_58_decoding_time_does_not_jump_with_the_batch(heads_k: int, length: int) -> None:
+    """Dao-AILab/flash-attention#1095: one query row a head, keys of one length, without a split of the keys. One batch
+    more is hardly faster, and hardly slower but where its heads no longer fit on the processors at once."""
+    heads = 40 if heads_k == 8 else 32
+    batches = [*range(1, 18), 31, 32, 33, 63, 64]
+    shape = (batches[-1], length, heads_k, 128)
+    cache = [torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_() for _ in range(2)]
+    query = normal(batches[-1], heads, 1, 128, device="cuda", dtype=torch.bfloat16)
+
+    def decoding(batch: int) -> Callable[[], Any]:
+        key, value = (part[:batch].transpose(1, 2) for part in cache)
+        return _with_no_gradient({}, query[:batch], key, value)
+
+    times = dict(zip(batches, _times(*map(decoding, batches)), strict=True))
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    for batch in batches:
+        if batch + 1 not in times:
+            continue
+        told = f"batch {batch}: {times[batch]:.1f} us, one more: {times[batch + 1]:.1f}"
+        assert times[batch] <= 1.25 * times[batch + 1], told
+        waves = [-(-number * heads // processors) for number in (batch, batch + 1)]
+        assert waves[1] > waves[0] or times[batch + 1] <= 1.25 * times[batch], told

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dropout_rule import kept, share_dropped
-from helpers import assert_accurate, check_forward, inputs, normal, usual_place
+from helpers import assert_accurate, check_forward, inputs, leaves, normal, usual_place
 from torch import Tensor
 
 import kittens_torch
@@ -266,6 +266,30 @@ def test_row_17_a_mask_of_more_than_2_31_elements() -> None:
     plain = torch.autograd.grad(drop_in(query, key, value).sum(), (query, key, value))
     for mine, right in zip(masked, plain, strict=True):
         torch.testing.assert_close(mine[:, :, -256:], right[:, :, -256:], atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["rows of a mask", "rows of a bias", "keys of a bias"])
+def test_row_17_elements_more_than_2_31_apart(kind: str) -> None:
+    """The kin of pytorch/pytorch#150054: few elements, far apart. Of the memory between them nothing is touched."""
+    dtype = torch.bool if kind.endswith("mask") else torch.bfloat16
+    apart = (1 << 31) + 64 if dtype == torch.bool else (1 << 30) + 64
+    steps = (0, 1, apart) if kind.startswith("keys") else (0, apart, 1)
+    far = torch.empty(2 * apart, dtype=dtype).as_strided((1, 2, 2), steps)
+    far.copy_(torch.tensor([[True, False], [True, True]]) if dtype == torch.bool else normal(2, 2))
+    operands = leaves(*inputs("cpu", torch.bfloat16, heads=3, length_q=2))
+    grad_output = normal(1, 3, 2, 64, dtype=torch.bfloat16)
+
+    def results(near_or_far: Tensor) -> list[Tensor]:
+        added = near_or_far.detach().expand(3, 2, 2)
+        if dtype != torch.bool:
+            added.requires_grad_()
+        output = attention(*operands, **{"mask" if dtype == torch.bool else "bias": added})
+        assert isinstance(output, Tensor)
+        wanted = operands if dtype == torch.bool else [*operands, added]
+        return [output.detach(), *torch.autograd.grad(output, wanted, grad_output)]
+
+    for mine, right in zip(results(far), results(far.contiguous()), strict=True):
+        assert torch.equal(mine, right)
 
 
 @usual_place

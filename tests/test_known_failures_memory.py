@@ -63,6 +63,29 @@ def test_row_18_many_short_sequences(deterministic: bool) -> None:
         assert torch.equal(many[some], few), name
 
 
+@pytest.mark.gpu
+@pytest.mark.large
+def test_row_19_a_cache_past_2_31_elements() -> None:
+    """Dao-AILab/flash-attention#772: keys and values of one layer, views of the cache of all, 2^30 elements a batch."""
+    cache = torch.empty(5, 4096, 32, 2, 32, 128, device="cuda", dtype=torch.float16)
+    key, value = (cache[:, :, 7, part].normal_().transpose(1, 2) for part in (0, 1))
+    assert key.stride() == (1 << 30, 128, 262144, 1)
+    query = normal(5, 32, 3, 128, device="cuda", dtype=torch.float16)
+    grad_output = torch.randn_like(query)
+    lengths = torch.tensor([4096, 1, 77, 4000, 4096], device="cuda")
+
+    def results(key: Tensor, value: Tensor, **keywords: Any) -> list[Tensor]:
+        operands = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+        output = attention(*operands, deterministic=True, **keywords)
+        assert isinstance(output, Tensor)
+        return [output.detach(), *torch.autograd.grad(output, operands, grad_output)]
+
+    for keywords in ({}, {"causal": "lower_right"}, {"key_lengths": lengths}):
+        far, near = results(key, value, **keywords), results(key.contiguous(), value.contiguous(), **keywords)
+        for name, one, other in zip(("output", "query", "key", "value"), far, near, strict=True):
+            assert one.isfinite().all() and torch.equal(one, other), name
+
+
 @pytest.fixture
 def torchs_switch() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()

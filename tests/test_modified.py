@@ -312,6 +312,17 @@ def test_soft_cap(device: str, dtype: torch.dtype, softcap: float, scale: float 
     check_forward(query, key, value, softcap=softcap, scale=scale, causal="lower_right")
 
 
+@usual_place
+def test_soft_caps_beyond_the_numbers_of_a_kernel(device: str, dtype: torch.dtype) -> None:
+    """One that no score comes near caps nothing; one that every score is far beyond leaves the signs alone, of 0."""
+    query, key, value = inputs(device, dtype, batch=1, length_q=9, length_k=70)
+    for cap in (1e25, 1e300):
+        assert torch.equal(attention(query, key, value, softcap=cap), attention(query, key, value))
+    alike = value.float().mean(2, keepdim=True).to(dtype).expand(1, 2, 9, 64)
+    for cap in (1e-12, 1e-60, 5e-324):
+        torch.testing.assert_close(attention(query, key, value, softcap=cap), alike, atol=1e-2, rtol=1e-2)
+
+
 @every_place
 def test_sinks(device: str, dtype: torch.dtype) -> None:
     """The formula, small and large sinks, and the logsumexp that counts them."""
@@ -451,6 +462,9 @@ def test_a_mask_that_comes_again_and_one_that_has_changed(
     masks[0, :, :200] = False  # in place
     runs(masks[0], 1)
     runs(masks[0], 0)
+    masks.data[0, :, 200:] = True  # which torch does not count, and then is told of
+    masks.bitwise_or_(False)
+    runs(masks[0], 1)
     runs(masks[0].clone(), 1)
     for _ in range(20):  # memory that is used again, and no more is remembered than so many
         runs(torch.rand(300, 400, device=device) > 0.3, 1)

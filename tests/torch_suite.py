@@ -3,8 +3,8 @@
     python tests/torch_suite.py PATH/TO/pytorch/test/test_transformers.py [options of pytest, -k for example]
 
 runs the file twice, each time in a process of its own: as it is, and under `kittens_torch.enable()`. Take the file from
-the sources of the installed torch's version; it needs `pip install expecttest`. On the CPU the calls that the plan
-would leave to torch come to our kernels too, and warnings about fallbacks are off, because some tests count warnings.
+the sources of the installed torch's version; it needs `pip install expecttest`. The calls that torch runs faster come
+to our kernels too, and warnings about fallbacks are off, because some tests count warnings.
 Prints every test that passes without us and fails with us, and exits with 1 where there is one.
 """
 
@@ -25,7 +25,7 @@ def put_us_in(recorder: outside_suite.Recorder) -> None:
         recorder.calls += outcome.reason == ""
 
     importlib.import_module("kittens_torch.enable").watchers.append(count)
-    dispatch.cpu_prefers_torch = lambda *operands: False
+    dispatch.cpu_prefers_torch = dispatch.gpu_prefers_torch = lambda *operands: False
     kittens_torch.set_fallback("silent")
     kittens_torch.enable()
 

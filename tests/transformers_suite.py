@@ -6,9 +6,8 @@ runs the file twice, each time in a process of its own: as it is, and with the a
 of "kittens" under the name "sdpa", which models take where a test asks for nothing else, and our drop-in under the name
 of torch's function, which models call that choose from tables of their own (BERT and T5 of transformers 4.57). Options
 of pytest may follow. Take the file from a source tree of the installed transformers' version; it needs
-`pip install parameterized datasets`. On the CPU the calls that the plan would leave to torch come to our kernels too,
-and warnings about fallbacks are off. Prints every test that passes without us and fails with us, and exits with 1 where
-there is one.
+`pip install parameterized datasets`. The calls that torch runs faster come to our kernels too, and warnings about
+fallbacks are off. Prints every test that passes without us and fails with us, and exits with 1 where there is one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def put_us_in(recorder: outside_suite.Recorder) -> None:
     from kittens_torch.integrations import transformers as integration
 
     integration.register()
-    dispatch.cpu_prefers_torch = lambda *operands: False
+    dispatch.cpu_prefers_torch = dispatch.gpu_prefers_torch = lambda *operands: False
     kittens_torch.set_fallback("silent")
 
     def counting(op: Any) -> Any:
