@@ -156,6 +156,8 @@ def cases() -> Iterator[tuple[str, tuple[int, int], tuple[int, int, int], dict[s
     mask, bias = torch.rand(1, 1, 1, 200) > 0.3, normal(1, 1, 1, 200)
     given = {"mask": mask, "bias": bias, "softcap": 5.0, "sinks": normal(2)}
     yield "one row for all, soft cap, sinks", LENGTHS[1], INTERVALS[0], given
+    mask, bias = torch.rand(1, 2, 64, 200) > 0.3, normal(1, 2, 64, 200)
+    yield "a bias that copies read", LENGTHS[1], INTERVALS[1], {"mask": mask, "bias": bias.to(DTYPE)}
     given = {"key_lengths": torch.tensor([50], dtype=torch.int32), "alibi_slopes": torch.rand(2)}
     yield "key lengths, ALiBi", LENGTHS[2], INTERVALS[2], given
 

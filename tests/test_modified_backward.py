@@ -215,7 +215,7 @@ def test_options_in_pairs(machine: str, dtype: torch.dtype, pair: tuple[str, str
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("head_dim", "configuration"), [(64, 0), (128, 1), (256, 2)])
+@pytest.mark.parametrize(("head_dim", "configuration"), [(64, 0), (128, 1), (128, 2), (256, 3)])
 @pytest.mark.parametrize("interval", [(0, -1, -1), (1, -1, -1), (2, 30, -1), (0, 20, 9)])
 def test_checked_seeds(seed: int, head_dim: int, configuration: int, interval: tuple[int, int, int]) -> None:
     """More tiles than blocks, a group of three heads; every row of the GPU's table."""
@@ -233,13 +233,27 @@ def test_checked_seeds(seed: int, head_dim: int, configuration: int, interval: t
     query = plain.tensors[0]
     given = {
         "mask": torch.rand(1, 6, LENGTH_Q, 270) > 0.4,
-        "bias": normal(BATCH, 1, LENGTH_Q, 270, dtype=query.dtype),
+        # Of these rows a copy to shared memory can read the first's alone.
+        "bias": normal(BATCH, 1, LENGTH_Q, 272 if seed % 2 else 270, dtype=query.dtype)[..., :270],
         "key_lengths": torch.tensor([270, 100], dtype=torch.int32),
-        "softcap": 1.5,
+        "softcap": 0.0 if configuration == 1 else 1.5,  # that row takes none
         "dropout_state": torch.tensor([3, 4]),
         "dropout_p": 0.2,
     }
     replace_options(plain, **given, interval=interval).check()
+
+
+@on_machines
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("shape", [(1, 1), (BATCH, 1), (1, 4), (BATCH, 4)], ids=str)
+def test_biases_that_copies_read(machine: str, dtype: torch.dtype, head_dim: int, shape: tuple[int, int]) -> None:
+    """Aligned rows, of every plane or of one for all; the same out of alignment is read in place."""
+    plain = call(machine, dtype, heads=4, heads_k=2, length_q=140, length_k=136, head_dim=head_dim)
+    device = plain.tensors[0].device
+    bias = normal(*shape, 140, 136, device=device, dtype=dtype)
+    bias[..., 3] = -INF
+    replace_options(plain, bias=bias).check()
+    replace_options(plain, bias=bias.new_empty(bias.numel() + 1)[1:].view(bias.shape).copy_(bias)).check()
 
 
 @usual

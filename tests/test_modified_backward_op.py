@@ -87,6 +87,11 @@ def test_what_is_refused() -> None:
             replace_options(plain, **changes).gradients(saved)
 
 
+def test_a_row_without_soft_caps_refuses_one() -> None:
+    with pytest.raises(RuntimeError, match="configuration 1: this row of the table takes no soft cap"):
+        call("checked", torch.bfloat16, head_dim=100, configuration=1, softcap=2.0).gradients()
+
+
 @pytest.mark.parametrize("of_query", [False, True])
 def test_fake_gradients(of_query: bool) -> None:
     plain = together(call("cpu", torch.bfloat16))
