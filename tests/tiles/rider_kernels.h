@@ -8,7 +8,7 @@ inline namespace KITTENS_MACHINE {
 // Tensor 0: three tiles of 64 x C in T. With the tiles 0 and 1 travel a note and, with the first alone, tile 2. Tensor 1: a
 // word for each (row of a tile, 16 columns). Of tile 2 as a rider, then of tile 1, tensor 2 becomes the transpose of the 64
 // columns from integer 0 on, and the same with 7 where the bit of the row and the column is 0, four times 64 x 64, and
-// 64 x 64 of the notes' sum. Tensor 3: the two tiles as they are, and from global memory tile 0 and ten times tile 0 plus
+// 64 x 64 of the notes' sum. Tensor 3: tiles 0 and 1 as they are, and from global memory tile 0 and ten times tile 0 plus
 // tile 1: 64 x C each.
 template <class T, int C> struct rider_kernel {
   using real = accumulator<T>;
@@ -51,7 +51,7 @@ template <class T, int C> struct rider_kernel {
       register_tile<T, 64> turned;
       load_transposed(turned, columns_of(read_from, first));
       register_tile<T, C> whole;
-      load(whole, rows_of(read_from, 0));
+      load(whole, rows_of(main, 0));
       ring.release();
       register_tile<real, 64> t;
       fill(t, real(0));
