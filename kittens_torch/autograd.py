@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.utils._pytree import tree_leaves
 
 from . import double_backward, modified, ops
@@ -227,3 +228,18 @@ class ModifiedAttention(torch.autograd.Function):
             )
         of_query, of_key, of_value, of_bias, of_sinks = grads
         return (of_query, of_key, of_value, *(None,) * 5, of_bias, None, None, of_sinks, *(None,) * 5)
+
+
+def _applied(function: type[torch.autograd.Function]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`function.apply`, without its look at the signature, which takes longer than all the rest of the host's work."""
+    directly = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
+            return function.apply(*arguments)
+        return directly(*unwrap_dead_wrappers(arguments))
+
+    return apply
+
+
+attend, attend_modified = _applied(Attention), _applied(ModifiedAttention)
