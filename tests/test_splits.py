@@ -236,7 +236,7 @@ def test_plan_divides_where_multiprocessors_would_be_idle() -> None:
     assert plan_of(heads=132, heads_k=132).splits == 0
     assert plan_of(length_k=128).splits == 0  # one block of keys
     assert 1 < plan_of(length_k=1024).splits <= 8  # no more ranges than blocks
-    assert 100 < plan_of(heads=1, heads_k=1, length_k=2**20).splits <= 132
+    assert 60 < plan_of(heads=1, heads_k=1, length_k=2**20).splits <= 132
     assert plan_of(length_q=4, corner=2).splits > 1 and not plan_of(length_q=4).heads_as_rows
     assert plan_of(heads=8, length_q=4096, length_k=4096).splits == 0
     assert plan_of(heads=8, length_q=256, length_k=32768).splits > 1  # a chunk of a long prompt
@@ -250,11 +250,11 @@ def test_plan_divides_where_multiprocessors_would_be_idle() -> None:
 
 
 @needs_plan
-def test_explain_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    query, key, value = inputs("cpu", torch.bfloat16, heads=8, heads_k=2, length_q=1, length_k=4096)
+def test_explain_says_it() -> None:
+    query, key, value = inputs("cpu", torch.bfloat16, heads=4, heads_k=1, length_q=1, length_k=4096)
     with kittens_torch.checked_machine():
         plan = explain(query, key, value, function=attention)
-        assert plan.kernel == "split_forward_sm90" and plan.splits and plan.splits > 1
+        assert plan.kernel == "split_forward_sm90" and plan.splits == plan.grid == 2
         text = str(plan)
         assert f"in {plan.splits} ranges" in text and "the query heads of a key head" in text
         long = explain(*inputs("cpu", torch.bfloat16, length_q=400), function=attention)

@@ -27,31 +27,35 @@ constexpr small_rule small_rules_sm90[] = {
     {192, 256, 9, "few query rows: 64x64 tiles on twice the multiprocessors (10.9 against 14.0 us, eight heads of 512 keys)"},
 };
 
-// Few query rows against many keys: CTAs share a tile's keys. In units of the time that a CTA takes for a block of keys, `waves` of CTAs take
-// waves * (blocks of a range + around_range) + combine, without ranges the same less `combine`; the number of ranges that takes least is taken.
+// Few query rows against many keys: CTAs share a tile's keys. Measured on an H200 with inputs in no cache, in microseconds; of the numbers of ranges
+// that make whole waves of CTAs, or as many CTAs as saturate the memory, the one whose time is least is taken. The cpu machine's are in blocks.
 struct split_rule {
-  int head_dim;      // largest of both head dims
+  int head_dim;  // largest of both head dims
   int configuration;
-  int around_range;  // to begin and to end a range
-  int combine;       // forward_combine
+  double block;        // a CTA alone, for a block of keys
+  double memory;       // the memory, for a block of keys
+  double around;       // to begin and to end a range
+  double combine;      // forward_combine
+  double range;        // and more for each range
+  double part_bytes;   // written and read by it, each microsecond
   const char* reason;
 };
 
 constexpr split_rule split_rules_sm90[] = {
-    {64, 0, 2, 3, "few query rows, many keys: CTAs share a tile's keys, 64x128 tiles"},
-    {128, 1, 2, 3, "few query rows, many keys: CTAs share a tile's keys, 64x128 tiles"},
-    {256, 2, 2, 3, "few query rows, many keys: CTAs share a tile's keys, 64x64 tiles"},
+    {64, 0, 0.80, 0.0078, 1.5, 2.4, 0.15, 5e6, "few query rows, many keys: CTAs share a tile's keys, 64x128 tiles"},
+    {128, 1, 1.05, 0.016, 1.5, 2.4, 0.15, 5e6, "few query rows, many keys: CTAs share a tile's keys, 64x128 tiles"},
+    {256, 2, 0.92, 0.0155, 1.5, 2.4, 0.15, 5e6, "few query rows, many keys: CTAs share a tile's keys, 64x64 tiles"},
 };
 
 constexpr split_rule split_rules_cpu[] = {
-    {64, 0, 1, 1, "few query rows, many keys: threads share a tile's keys"},
-    {128, 1, 1, 1, "few query rows, many keys: threads share a tile's keys"},
-    {256, 2, 1, 1, "few query rows, many keys: threads share a tile's keys"},
+    {64, 0, 1, 0, 1, 1, 0, 1e9, "few query rows, many keys: threads share a tile's keys"},
+    {128, 1, 1, 0, 1, 1, 0, 1e9, "few query rows, many keys: threads share a tile's keys"},
+    {256, 2, 1, 0, 1, 1, 0, 1e9, "few query rows, many keys: threads share a tile's keys"},
 };
 
-constexpr int64_t few_rows = 64;           // a tile of one consumer
-constexpr int64_t most_ranges = 2048;      // of all tiles together: their workspace is at most 135 MB at head_dim 256
-constexpr int most_waves = 8;              // beyond, no number of ranges saves anything
+constexpr int64_t few_rows = 64;       // a tile of one consumer
+constexpr int64_t most_ranges = 2048;  // of all tiles together: their workspace is at most 135 MB at head_dim 256
+constexpr int most_waves = 8;          // beyond, no number of ranges saves anything
 
 constexpr int64_t any_length = int64_t(1) << 40;
 
@@ -178,19 +182,38 @@ template <int N> const split_rule* find_rule(const split_rule (&rules)[N], const
   return nullptr;
 }
 
-// Ranges that a tile's keys are best divided into; 0: best not at all. `blocks`: of the tile that sees most.
-int best_splits(const split_rule& rule, int64_t tiles, int64_t blocks, int processors) {
-  int64_t splits = 0, least = (tiles + processors - 1) / processors * (blocks + rule.around_range);
-  for (int64_t waves = 1; waves <= most_waves; waves++) {
-    const int64_t most = std::min(waves * processors / tiles, blocks);
-    if (most < 2) continue;
-    const int64_t longest = (blocks + most - 1) / most, time = waves * (longest + rule.around_range) + rule.combine;
-    if (time < least) {
-      least = time;
-      splits = (blocks + longest - 1) / longest;
-    }
-  }
-  return static_cast<int>(splits);
+struct split_work {
+  int64_t tiles, blocks;  // tiles, and blocks of keys of the one that sees most
+  int64_t read;           // blocks of keys that are read from memory: those of a key head come to all its tiles from the second-level cache
+  double part_bytes;      // of one range of all tiles, written and read
+  int processors;
+};
+
+// Microseconds of a call with so many ranges; 0: without.
+double split_time(const split_rule& rule, const split_work& w, int64_t splits) {
+  const int64_t ranges = std::max<int64_t>(splits, 1), waves = (w.tiles * ranges + w.processors - 1) / w.processors;
+  const double compute = waves * ((w.blocks + ranges - 1) / ranges * rule.block + rule.around), memory = w.read * rule.memory + rule.around;
+  // Neither hides the other wholly.
+  const double time = std::max(compute, memory) + std::min(compute, memory) / 8;
+  return splits == 0 ? time : time + rule.combine + splits * (rule.range + w.part_bytes / rule.part_bytes);
+}
+
+// Ranges that a tile's keys are best divided into; 0: best not at all.
+int best_splits(const split_rule& rule, const split_work& w) {
+  int64_t best = 0;
+  double least = split_time(rule, w, 0);
+  const auto consider = [&](int64_t most) {
+    most = std::min(most, w.blocks);
+    if (most < 2) return;
+    const int64_t longest = (w.blocks + most - 1) / most, splits = (w.blocks + longest - 1) / longest;
+    const double time = split_time(rule, w, splits);
+    if (time >= least) return;
+    least = time;
+    best = splits;
+  };
+  if (rule.memory > 0) consider(static_cast<int64_t>(rule.block / rule.memory / w.tiles + 1));
+  for (int64_t waves = 1; waves <= most_waves; waves++) consider(waves * w.processors / w.tiles);
+  return static_cast<int>(best);
 }
 
 // The row that is asked for, or that of the rule; false, and the reason, where there is none.
@@ -256,7 +279,9 @@ bool plan_split(forward_plan& plan, const forward_problem& problem, int configur
     const int block_n = (sm90 ? forward_rows_sm90_split : forward_rows_cpu_split)[rule->configuration].block_n;
     const int first_of_last = static_cast<int>((row_tiles - 1) * few_rows), last = static_cast<int>(problem.length_q - 1);
     const int64_t keys = plan.heads_as_rows ? plan.mask.length_k : std::max(plan.mask.end_key(last) - plan.mask.first_key(first_of_last), 1);
-    splits = best_splits(*rule, tiles, (keys + block_n - 1) / block_n, processors);
+    const int64_t blocks = (keys + block_n - 1) / block_n;
+    const double part_bytes = 2.0 * element_bytes(element_type::float32) * tiles * std::min(p.length_q, few_rows) * p.value_dim;
+    splits = best_splits(*rule, {tiles, blocks, p.batch * p.heads_k * blocks, part_bytes, processors});
     // Rows of one head with a sink each: only forward_combine knows such.
     if (splits == 0 && plan.heads_as_rows && p.sinks) splits = 1;
     if (splits == 0 || splits * tiles > most_ranges) return false;
