@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 from torch.utils._pytree import tree_leaves
 
 from . import double_backward, modified, ops
@@ -230,16 +230,8 @@ class ModifiedAttention(torch.autograd.Function):
         return (of_query, of_key, of_value, *(None,) * 5, of_bias, None, None, of_sinks, *(None,) * 5)
 
 
-def _applied(function: type[torch.autograd.Function]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`function.apply`, without its look at the signature, which takes longer than all the rest of the host's work."""
-    directly = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-
-    def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
-            return function.apply(*arguments)
-        return directly(*unwrap_dead_wrappers(arguments))
-
-    return apply
-
-
-attend, attend_modified = _applied(Attention), _applied(ModifiedAttention)
+# torch binds the arguments to the signature of `forward` at every call, which took half of the host's time of a forward
+# and backward. These two are given all of their arguments by position, so there is nothing to bind.
+POSITIONAL = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)])
+for _function in (Attention, ModifiedAttention):
+    _function.forward.__signature__ = POSITIONAL  # type: ignore[union-attr]

@@ -173,11 +173,12 @@ def gpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tens
     """Whether torch runs a call of the drop-in with a mask or dropout faster than our kernels on the GPU.
 
     On an H200, time of the best of torch's kernels over ours: a bool mask 3.4 to 25, its backward 1.4 (half of the keys
-    padding) to 6.9 (documents), but 0.16 for a mask of random bits; an additive mask 0.75 to 0.9, its backward 0.15 to
-    0.43; dropout 1.13 to 1.5, its backward 0.35 to 0.43.
+    padding) to 10 (documents), but 0.63 for a mask of random bits; an additive mask 1.12 (dense) and 0.75 (T5's), its
+    backward 0.75, with the gradient of T5's bias 1.47, which is 1.3 in all; dropout 1.1 to 1.4, its backward 0.34 to 0.52.
     """
-    additive = attn_mask is not None and attn_mask.dtype != torch.bool
-    return additive or (dropout_p > 0.0 and is_differentiated(query, key, value, attn_mask))
+    if dropout_p > 0.0 and is_differentiated(query, key, value, attn_mask):
+        return True
+    return attn_mask is not None and attn_mask.dtype != torch.bool and not is_differentiated(attn_mask)
 
 
 def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int, modified: bool = False) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import call, dispatch, modified, ops
-from .autograd import attend, attend_modified
+from .autograd import Attention, ModifiedAttention
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 _is_grad_enabled = torch.is_grad_enabled
@@ -60,8 +60,8 @@ def scaled_dot_product_attention(
 
     Kernels: float16 and bfloat16 on compute capability 9.0, these with float32 and float64 on the CPU, head dims 1 to
     256. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a call that torch runs
-    faster, or that was not measured on the CPU, goes there too, which `explain` tells: on the GPU an additive mask, and
-    dropout in a call whose gradient is wanted. Raises TypeError, ValueError or RuntimeError naming the argument, its
+    faster, or that was not measured on the CPU, goes there too, which `explain` tells: on the GPU an additive mask
+    without a gradient of its own, and dropout in a call whose gradient is wanted. Raises TypeError, ValueError or RuntimeError naming the argument, its
     value and what is allowed, with the class torch uses.
 
     Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.
@@ -92,7 +92,7 @@ def scaled_dot_product_attention(
         corner = call.UPPER_LEFT if is_causal else 0
         try:
             if _is_differentiated(query, key, value):
-                return attend(query, key, value, factor, corner, -1, -1, False, False)[0]
+                return Attention.apply(query, key, value, factor, corner, -1, -1, False, False)[0]
             return ops.forward(query, key, value, factor, corner, -1, -1)[0]
         except RuntimeError:
             pass
@@ -216,7 +216,7 @@ def _run(operands: call.Operands, deterministic: bool = False, twice: bool = Fal
     if operands.modifiers is not None:
         return _run_modified(query, key, value, settings, operands.modifiers, deterministic, twice)
     if _is_differentiated(query, key, value):
-        return attend(query, key, value, *settings, deterministic, twice)
+        return Attention.apply(query, key, value, *settings, deterministic, twice)
     return ops.run_forward(query, key, value, *settings)
 
 
@@ -240,7 +240,7 @@ def _run_modified(
     tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
     if _is_differentiated(query, key, value, bias, sinks):
         numbers = (dropout_p, softcap, deterministic, twice)
-        result = attend_modified(query, key, value, *settings, *tensors, *numbers)
+        result = ModifiedAttention.apply(query, key, value, *settings, *tensors, *numbers)
     else:
         result = modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
     output, logsumexp = result

@@ -276,12 +276,14 @@ def test_wide_dtypes_on_the_gpu(dtype: torch.dtype) -> None:
 
 
 def test_what_torch_runs_faster_on_the_gpu() -> None:
-    """Measured: additive masks, and dropout with a gradient. Bool masks are ours."""
+    """Measured: additive masks without a gradient of their own, and dropout with a gradient. Bool masks are ours."""
     query, key, value = _tensors()
     visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
     prefers = dispatch.gpu_prefers_torch
     assert not prefers(query, key, value, visible, 0.0) and not prefers(query, key, value, visible, 0.1)
+    bias = visible.float().requires_grad_()
     assert prefers(query, key, value, visible.float(), 0.0)
+    assert not prefers(query, key, value, bias, 0.0) and prefers(query, key, value, bias, 0.1)
     query.requires_grad_()
     assert not prefers(query, key, value, visible, 0.0) and prefers(query, key, value, visible, 0.1)
     with torch.no_grad():

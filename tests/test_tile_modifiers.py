@@ -55,7 +55,7 @@ def test_keep_drawn(machine: Machine, family: str, element: str, sizes: tuple[in
 
 @on_every_machine("riders")
 def test_riders(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
-    """A note and a tile that travel with a tile; load, load_transposed and keep_where_transposed of what has come; pairs."""
+    """Notes and tiles that travel with a tile; load, load_transposed, keep_where_transposed of what has come; pairs."""
     columns, dtype, real = sizes[0], DTYPES[element], REAL[element]
     source = (integers(1, 1, 192, columns, most=100)).to(dtype)
     bits = torch.rand(64, columns) > 0.4
