@@ -67,13 +67,6 @@ BROKEN = {
         "",
         r"store .*shared_tile<float, 64, 64>|named barrier",
     ),
-    "dS overwritten": (
-        "backward_roles.cuh",
-        ROLES,
-        "named_barrier{gradients_read + buffer, consumers}.sync();",
-        "",
-        r"store .*shared_tile<float, 64, 64>|named barrier",
-    ),
 }
 
 

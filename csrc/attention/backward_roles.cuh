@@ -3,26 +3,23 @@
 //
 //   warpgroup 1: S^T = K Q^T,   P^T (also to shared memory),      dV += P^T dO
 //   warpgroup 2: dP^T = V dO^T, dS^T from P^T in shared memory,   dK += dS^T Q
-// Both do the same products, and one's elementwise part runs under the other's products. SumsQuery: dS^T goes through shared memory too, and at
-// the end of the step each of them adds half of the columns of dQ = dS K to the sums in memory.
+// Both do the same products, and one's elementwise part runs under the other's products. dQ is made by its owner.
 //
 // Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barriers `weights_stored + b` and `weights_read + b`:
-// P^T is in buffer b, and has been read from it; `gradients_stored + b` and `gradients_read + b`: the same of dS^T; `own`: of warpgroup 2 alone;
-// `met`: both are done with K and V.
+// P^T is in buffer b, and has been read from it; `met`: both are done with K and V.
 #pragma once
 #include "backward_keys.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
-template <class C, bool SumsQuery> struct backward_roles_shared {
+template <class C> struct backward_roles_shared {
   using shapes = backward_tiles<C>;
   typename shapes::key key[C::tile_stages];
   typename shapes::value value[C::tile_stages];
   typename shapes::query query[C::stages];
   typename shapes::gradient gradient[C::stages];
   kittens::shared_tile<typename C::element, 64, C::block_q> weights[2];
-  kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
   kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
   kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
@@ -31,13 +28,13 @@ template <class C, bool SumsQuery> struct backward_roles_shared {
   kittens::mailbox<backward_key_work<C>> mail;
 };
 
-template <class C, bool SumsQuery> struct backward_roles_kernel {
+template <class C> struct backward_roles_kernel {
   using params = backward_key_params<C>;
-  using shared = backward_roles_shared<C, SumsQuery>;
+  using shared = backward_roles_shared<C>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
   static constexpr bool starts_early = true;
-  static constexpr int weights_stored = kittens::first_free_barrier, weights_read = weights_stored + 2;
-  static constexpr int gradients_stored = weights_read + 2, gradients_read = gradients_stored + 2, own = gradients_read + 2, met = own + 1;
+  static constexpr int weights_stored = kittens::first_free_barrier, weights_read = weights_stored + 2, met = weights_read + 2;
+  static_assert(!C::row.sums_query(), "sums_query: where two warpgroups share the gradients of 64 keys the owner of queries makes dQ");
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -61,19 +58,14 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
 
   // Walks the steps of a tile: the query blocks that see it, of each head of the group in turn. A step tells whether it was the tile's last, which
   // counts in the modified class, where the producer leaves steps out and says so with the tiles of Q.
-  template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, int part, Step step) {
+  template <class Step> static KITTENS_KERNEL void walk(const params& p, const backward_key_work<C>& w, Step step) {
     const backward_key_blocks<C> blocks(p, w);
     if constexpr (C::modified) {
-      kittens::tile_sums<real, false> none(nullptr);
-      while (!step(none, blocks, 0, 0)) {
+      while (!step(blocks, 0, 0)) {
       }
     } else {
-      for (int n = 0; n < p.group; n++) {
-        const int head = w.head * p.group + n;
-        const int64_t step_before = (static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + blocks.first - 1;
-        kittens::tile_sums<real, false> sums(p.query_sum + (step_before * 2 + part) * C::query_sum_tile);
-        for (int i = blocks.first; i < blocks.end; i++) step(sums, blocks, head, i);
-      }
+      for (int n = 0; n < p.group; n++)
+        for (int i = blocks.first; i < blocks.end; i++) step(blocks, w.head * p.group + n, i);
     }
   }
 
@@ -89,8 +81,6 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
     register_tile<T, C::block_q> weights;
     column_vector<real, C::block_q> logsumexp2;
     int buffer = 0;
-    if constexpr (SumsQuery)
-      for (int b = 0; b < 2; b++) named_barrier{gradients_read + b, consumers}.arrive();  // both are free
 
     while (mail.wait().key >= 0) {
       const backward_key_work<C>& w = mail.current();
@@ -99,7 +89,7 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
       auto& v = value.current();  // only a place for dV
       if (p.need_value) value.wait();
       fill(value_gradient, real(0));
-      walk(p, w, 0, [&](tile_sums<real, false>& sums, const backward_key_blocks<C>& blocks, [[maybe_unused]] int head, int i) {
+      walk(p, w, [&](const backward_key_blocks<C>& blocks, [[maybe_unused]] int head, int i) {
         gradient.follow(query);
         auto& q = query.wait();
         [[maybe_unused]] backward_note note{};
@@ -153,25 +143,9 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         mma_begin(value_gradient, weights);
         mma_AB(value_gradient, weights, g, 1);
         mma_commit();
-        if constexpr (SumsQuery) {
-          named_barrier{gradients_stored + buffer, consumers}.sync();
-          register_tile<real, C::query_sum_columns> query_gradient;
-          mma_begin(query_gradient);
-          mma_AtB(query_gradient, columns_of(s.score_gradients.tile.tile[buffer], 0), columns_of(k, 0), 0);
-          mma_commit();
-          mma_wait<1>();
-          mma_done(value_gradient);
-          gradient.release();
-          mma_wait<0>();
-          mma_done(query_gradient);
-          named_barrier{gradients_read + buffer, consumers}.arrive();
-          sums.advance(p.sum_step);
-          sums.add(query_gradient);
-        } else {
-          mma_wait<0>();
-          mma_done(value_gradient);
-          gradient.release();
-        }
+        mma_wait<0>();
+        mma_done(value_gradient);
+        gradient.release();
         buffer ^= 1;
         if constexpr (C::modified)
           return uniform(note.last()) != 0;
@@ -210,12 +184,11 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
     while (mail.wait().key >= 0) {
       const backward_key_work<C>& w = mail.current();
       value.follow(key);
-      const bool reads_key = SumsQuery || p.need_key;
-      auto& k = key.current();
-      if (reads_key) key.wait();
+      auto& k = key.current();  // only a place for dK
+      if (p.need_key) key.wait();
       auto& v = value.wait();
       fill(key_gradient, real(0));
-      walk(p, w, 1, [&](tile_sums<real, false>& sums, const backward_key_blocks<C>& blocks, [[maybe_unused]] int head, int i) {
+      walk(p, w, [&](const backward_key_blocks<C>& blocks, [[maybe_unused]] int head, int i) {
         [[maybe_unused]] bool last = false;
         gradient.follow(query);
         auto& g = gradient.wait();
@@ -238,36 +211,14 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         gradient.release();
         convert(rounded_gradient, score_gradient);
 
-        if constexpr (SumsQuery) {
-          auto& ds = s.score_gradients.tile.tile[buffer];
-          named_barrier{gradients_read + buffer, consumers}.sync();
-          store(rows_of(ds, 0), rounded_gradient);
-          publish({own, 1});
-          named_barrier{gradients_stored + buffer, consumers}.arrive();
-          auto& q = query.wait();
-          register_tile<real, C::query_sum_columns> query_gradient;
-          mma_begin(key_gradient, rounded_gradient, query_gradient);
-          mma_AB(key_gradient, rounded_gradient, q, 1);
-          mma_commit();
-          mma_AtB(query_gradient, columns_of(ds, 0), columns_of(k, C::query_sum_columns), 0);
-          mma_commit();
-          mma_wait<1>();
-          mma_done(key_gradient);
-          query.release();
-          mma_wait<0>();
-          mma_done(query_gradient);
-          sums.advance(p.sum_step);
-          sums.add(query_gradient);
-        } else {
-          auto& q = query.wait();
-          if constexpr (C::modified) last = uniform(s.notes.tile.note[query.last()].last());
-          mma_begin(key_gradient, rounded_gradient);
-          mma_AB(key_gradient, rounded_gradient, q, 1);
-          mma_commit();
-          mma_wait<0>();
-          mma_done(key_gradient);
-          query.release();
-        }
+        auto& q = query.wait();
+        if constexpr (C::modified) last = uniform(s.notes.tile.note[query.last()].last());
+        mma_begin(key_gradient, rounded_gradient);
+        mma_AB(key_gradient, rounded_gradient, q, 1);
+        mma_commit();
+        mma_wait<0>();
+        mma_done(key_gradient);
+        query.release();
         buffer ^= 1;
         return last;
       });
@@ -280,12 +231,10 @@ template <class C, bool SumsQuery> struct backward_roles_kernel {
         store_async(p.grad_key, rows_of(k, 0), rounded, {w.key, w.head, w.batch});
       }
       store_wait_read();
-      reads_key ? key.release() : key.skip();
+      p.need_key ? key.release() : key.skip();
       value.release();
       mail.release();
     }
-    if constexpr (SumsQuery)
-      for (int b = 0; b < 2; b++) named_barrier{gradients_read + b, consumers}.sync();  // takes what was passed on
   }
 };
 

@@ -25,7 +25,7 @@ template <class C> struct backward_launch {
   const int64_t columns = a.query.size[3] + a.value.size[3];
 
   template <bool SumsQuery>
-  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C, SumsQuery>, backward_keys_kernel<C, SumsQuery>>;
+  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C>, backward_keys_kernel<C, SumsQuery>>;
 
   // A view with fewer keys: what no row sees is outside the tensor, so it is neither loaded nor written.
   kittens::tensor_view seen(kittens::tensor_view view) const {
