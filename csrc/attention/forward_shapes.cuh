@@ -65,8 +65,8 @@ template <class C> struct modified_forward_params : plain_forward_params<C> {
   score_rules<typename C::element> rules;
 };
 template <class C> struct split_forward_params : plain_forward_params<C> {
-  int splits;              // ranges of a tile's keys
-  typename C::real* parts;  // of each range 64 x value_dim outputs, for take_from
+  int splits;                        // ranges of a tile's keys
+  typename C::real* parts;           // of each range 64 x value_dim outputs, for take_from
   typename C::real* part_logsumexp;  // and 64 in base 2
 };
 template <class C>
@@ -90,13 +90,14 @@ template <class C> struct block_notes {
   block_note note[C::stages];
 };
 
-struct no_range {};
 struct key_range {
-  int range;  // of all tiles
+  int range;  // its number among those of all tiles
 };
+struct no_range {};
 
 // What a tile is: its rows, head and batch, and the key blocks it visits. The producer works it out and sends it to the consumers.
-// Split: ranges of one row tile follow each other. Full: row tiles of one head do. Interval: longest rows first, over as many heads as the second-level cache holds.
+// Full: row tiles of one head follow each other. Interval: longest rows first, over as many heads as the second-level cache holds. Split: ranges of
+// one row tile follow each other.
 template <class C> struct forward_work : std::conditional_t<C::split, key_range, no_range> {
   using real = typename forward_params<C>::real;
   int row, head, batch;

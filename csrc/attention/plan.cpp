@@ -30,14 +30,14 @@ constexpr small_rule small_rules_sm90[] = {
 // Few query rows against many keys: CTAs share a tile's keys. Measured on an H200 with inputs in no cache, in microseconds; of the numbers of ranges
 // that make whole waves of CTAs, or as many CTAs as saturate the memory, the one whose time is least is taken. The cpu machine's are in blocks.
 struct split_rule {
-  int head_dim;  // largest of both head dims
-  int configuration;
-  double block;        // a CTA alone, for a block of keys
-  double memory;       // the memory, for a block of keys
-  double around;       // to begin and to end a range
-  double combine;      // forward_combine
-  double range;        // and more for each range
-  double part_bytes;   // written and read by it, each microsecond
+  int head_dim;       // largest of both head dims
+  int configuration;  // row of the machine's split table
+  double block;       // a CTA alone, for a block of keys
+  double memory;      // the memory, for a block of keys
+  double around;      // to begin and to end a range
+  double combine;     // forward_combine
+  double range;       // and more for each range
+  double part_bytes;  // of parts, written and read in a microsecond
   const char* reason;
 };
 
@@ -288,7 +288,8 @@ bool plan_split(forward_plan& plan, const forward_problem& problem, int configur
   }
   plan.kernel = sm90 ? "split_forward_sm90" : "split_forward_cpu";
   plan.kind = mask_class::interval;
-  const bool chosen = sm90 ? choose_row(plan, forward_rows_sm90_split, rule, p, configuration) : choose_row(plan, forward_rows_cpu_split, rule, p, configuration);
+  const bool chosen = sm90 ? choose_row(plan, forward_rows_sm90_split, rule, p, configuration)
+                           : choose_row(plan, forward_rows_cpu_split, rule, p, configuration);
   if (!chosen) return true;
   plan.splits = splits;
   plan.workspace_values = splits * tiles * 64 * (plan.row.value_dim + 1);
