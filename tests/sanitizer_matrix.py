@@ -106,6 +106,11 @@ def wrong_forward(device: str) -> Iterator[str]:
                 )
                 name = f"forward, configuration {row}, {lengths}, {interval}"
                 yield from errors(name, (output,), exact, plain)
+    for head_dim in (64, 128, 256):  # the plan divides so many keys of so few rows among CTAs
+        tensors = grouped((1, 6000), head_dim, head_dim)
+        output, _ = forward(*on(device, *tensors), head_dim**-0.5, *INTERVALS[1])
+        exact, plain = (formula(tensors, None, None, dtype, {})[:1] for dtype in (torch.float64, DTYPE))
+        yield from errors(f"forward, one row, head_dim {head_dim}", (output,), exact, plain)
 
 
 # Who makes dQ: the kernel that owns keys, where its configuration has sums, or the one that owns queries.
