@@ -174,7 +174,8 @@ def gpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tens
 
     On an H200, time of the best of torch's kernels over ours: a bool mask 3.4 to 25, its backward 1.4 (half of the keys
     padding) to 10 (documents), but 0.63 for a mask of random bits; an additive mask 1.12 (dense) and 0.75 (T5's), its
-    backward 0.75, with the gradient of T5's bias 1.47, which is 1.3 in all; dropout 1.1 to 1.4, its backward 0.34 to 0.52.
+    backward 0.75, with the gradient of T5's bias 1.47, which is 1.3 in all; dropout 1.1 to 1.4, its backward 0.34 to
+    0.52.
     """
     if dropout_p > 0.0 and is_differentiated(query, key, value, attn_mask):
         return True

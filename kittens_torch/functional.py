@@ -61,8 +61,8 @@ def scaled_dot_product_attention(
     Kernels: float16 and bfloat16 on compute capability 9.0, these with float32 and float64 on the CPU, head dims 1 to
     256. Every other valid call goes to torch, with one warning per reason (`set_fallback`); a call that torch runs
     faster, or that was not measured on the CPU, goes there too, which `explain` tells: on the GPU an additive mask
-    without a gradient of its own, and dropout in a call whose gradient is wanted. Raises TypeError, ValueError or RuntimeError naming the argument, its
-    value and what is allowed, with the class torch uses.
+    without a gradient of its own, and dropout in a call whose gradient is wanted. Raises TypeError, ValueError or
+    RuntimeError naming the argument, its value and what is allowed, with the class torch uses.
 
     Source of the formula: torch's math backend, `_scaled_dot_product_attention_math`.
     """

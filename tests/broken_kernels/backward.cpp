@@ -6,12 +6,12 @@
 namespace kittens_torch {
 
 inline constexpr backward_row small_rows[] = {{128, 128, false, 64, 2, 2, 1, 64, 2, 2},
-                                              {128, 128, true, 64, 2, 1, 1, 64, 2, 2}};
+                                              {128, 128, true, 64, 2, 1, 0, 64, 2, 2}};
 
 }  // namespace kittens_torch
 
 // query, output and their gradients (heads, length_q, 128); key, value and theirs (heads, length_k, 128); causal from the
-// lower right; one CTA takes every tile. dQ is summed in query_sum.
+// lower right; one CTA takes every tile. dQ is summed in query_sum by the first.
 extern "C" const char* backward_run(unsigned seed, int row, int heads, int length_q, int length_k, float* query,
                                     float* key, float* value, float* output, float* grad_output, float* logsumexp,
                                     float* grad_query, float* grad_key, float* grad_value, float* rows,
