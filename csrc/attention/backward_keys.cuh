@@ -66,7 +66,8 @@ template <class C, class Shared> struct backward_keys_producer {
         const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
         gradient.follow(query);
         if constexpr (C::modified)
-          query.load(p.query, {row, head, w.batch}, note_rider(s.notes.tile.note, note(p, w, head, i, last)), vector_rider(s.logsumexp2, p.logsumexp2 + at),
+          query.load(p.query, {row, head, w.batch}, note_rider(s.notes.tile.note, note(p, w, head, i, last)),
+                     vector_rider(s.logsumexp2, p.logsumexp2 + at),
                      tile_rider(s.bias.tile.tile, p.bias, p.bias_at(row, w.key, head, w.batch), p.bias_travels));
         else
           query.load(p.query, {row, head, w.batch}, vector_rider(s.logsumexp2, p.logsumexp2 + at));

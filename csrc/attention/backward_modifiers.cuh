@@ -52,7 +52,7 @@ template <class T, bool transposed, bool capped> struct backward_scores {
   int batch, head;
   int end_key;  // keys from here on are hidden
   real steep;   // of ALiBi, in base 2
-  int heads;
+  int heads;    // of a batch
   bool bias_travels;
 
   template <class Problem>
@@ -64,7 +64,8 @@ template <class T, bool transposed, bool capped> struct backward_scores {
   // derivative, and stays as it is without one. row and key: the tile's first; masked: whether the bool mask may hide some of it; bias: the bias
   // that travels, where it is.
   template <int N, class Slope, class Bias, class Exponentiate>
-  KITTENS_INLINE void weigh(kittens::register_tile<real, N>& scores, Slope& slope, int row, int key, bool masked, Bias bias, Exponentiate exponentiate) const {
+  KITTENS_INLINE void weigh(kittens::register_tile<real, N>& scores, Slope& slope, int row, int key, bool masked, Bias bias,
+                            Exponentiate exponentiate) const {
     real factor = rules.scale_log2;
     if (capped && rules.cap_log2 != real(0)) {
       rules.cap(scores);
@@ -122,7 +123,8 @@ template <class T, bool transposed, bool capped> struct backward_scores {
     const int row_stride = static_cast<int>(m.bias_stride[2]), key_stride = static_cast<int>(m.bias_stride[3]);
     const int last_row = rules.rows - 1 - row, last_key = rules.keys - 1 - key;
     each(scores, columns(row, key), [=](int i, int j, real x) {
-      return biased(x, factor, kittens::widen(at[int64_t(i < last_row ? i : last_row) * row_stride + int64_t(j < last_key ? j : last_key) * key_stride]));
+      const int64_t element = int64_t(i < last_row ? i : last_row) * row_stride + int64_t(j < last_key ? j : last_key) * key_stride;
+      return biased(x, factor, kittens::widen(at[element]));
     });
   }
   template <int N, class Bias> KITTENS_LONG void add_travelling(kittens::register_tile<real, N>& scores, Bias bias, real factor) const {

@@ -67,7 +67,8 @@ template <class C> struct backward_launch {
     const int64_t* stride = a.modifiers.bias_stride;
     if (!bias_travels()) return nullptr;
     const auto planes = [](int64_t apart, int count) { return apart == 0 ? 1 : count; };  // a broadcast dimension has one
-    return kittens::make_tile_map(map, {const_cast<void*>(a.modifiers.bias), {planes(stride[0], batch), planes(stride[1], heads), length_q, a.mask.length_k},
+    return kittens::make_tile_map(map, {const_cast<void*>(a.modifiers.bias),
+                                        {planes(stride[0], batch), planes(stride[1], heads), length_q, a.mask.length_k},
                                         {stride[0], stride[1], stride[2], 1}});
   }
 

@@ -31,7 +31,8 @@ template <class Element> struct score_rules {
     cap_scale = modifiers.softcap != 0 ? static_cast<real>(scale / modifiers.softcap) : real(0);
     cap_log2 = static_cast<real>(modifiers.softcap * 1.4426950408889634);
     keep_scale = static_cast<real>(modifiers.keep_scale);
-    bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 && reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
+    bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 &&
+                     reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
     for (int d = 0; d < 3; d++) bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
   }
 
