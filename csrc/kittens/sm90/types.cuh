@@ -137,6 +137,9 @@ template <int N> KITTENS_INLINE void load_words(uint32_t (&words)[N], const void
   }
 }
 
+// One bit for each of a word's four bytes, which are 0 or 1.
+KITTENS_INLINE uint32_t bits_of_bytes(uint32_t bytes) { return (bytes * 0x01020408u) >> 24 & 0xF; }
+
 // One element of global memory as an accumulator.
 KITTENS_INLINE float widen(float x) { return x; }
 KITTENS_INLINE float widen(bf16 x) { return __bfloat162float(x); }
