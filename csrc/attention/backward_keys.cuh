@@ -183,7 +183,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         const int mine = uniform(wg * 64);
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         [[maybe_unused]] register_bytes<C::block_q> seen;
-        if constexpr (by_mask) load_bytes_transposed(seen, p.rules.mask_rows({w.batch, head, i * C::block_q, w.key + mine}));
+        if constexpr (C::modified) if constexpr (by_mask) load_bytes_transposed(seen, p.rules.mask_rows({w.batch, head, i * C::block_q, w.key + mine}));
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();

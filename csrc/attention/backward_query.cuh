@@ -97,13 +97,18 @@ template <class C> struct backward_query_kernel {
       [[maybe_unused]] backward_note block{};  // modified: whose scores there are
       [[maybe_unused]] register_bytes<C::block_n> seen;
       // Whether a block's scores are those of the plain class but for the bool mask, which then loads under the products.
-      auto is_simple = [&](int column) {
+      [[maybe_unused]] auto is_simple = [&](int column) -> bool {
         const bool cut = column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63);
-        return uniform(!cut && p.rules.scores_are_plain() && !p.rules.given.dropout_state && column + C::block_n <= p.keys_of(w.batch));
+        if constexpr (C::modified)
+          return uniform(!cut && p.rules.scores_are_plain() && !p.rules.given.dropout_state && column + C::block_n <= p.keys_of(w.batch));
+        return !cut;
       };
-      auto load_mask = [&] {
-        const int column = block.block * C::block_n;
-        if (uniform(block.hides(wg) && p.rules.mask_has_vectors) && is_simple(column)) load_bytes(seen, p.rules.mask_rows({w.batch, w.head, row, column}));
+      [[maybe_unused]] auto load_mask = [&] {
+        if constexpr (C::modified) {
+          const int column = block.block * C::block_n;
+          if (uniform(block.hides(wg) && p.rules.mask_has_vectors) && is_simple(column))
+            load_bytes(seen, p.rules.mask_rows({w.batch, w.head, row, column}));
+        }
       };
       auto make_plain_gradients = [&] {
         exp2_rows(scores, logsumexp2, p.scale_log2);

@@ -101,20 +101,16 @@ template <class C> struct forward_kernel {
     register_tile<real, C::value_dim> output;
     row_vector<real> maximum, sum, shift, rescale, block_sum;
     [[maybe_unused]] block_note block{};  // modified: whose scores there are
-    union early_tile {
-      register_tile<T, C::block_n> bias;
-      register_bytes<C::block_n> seen;
-    };
-    [[maybe_unused]] early_tile early;
+    [[maybe_unused]] either<register_tile<T, C::block_n>, register_bytes<C::block_n>> early;  // the bias, or the mask
     // A block's bias and mask come under its scores' product where the registers allow it, but the first block's. Before the product: they are
     // branches.
     auto load_early = [&](const forward_work<C>& w) {
       if constexpr (C::modified) {
         const score_place at{w.batch, w.head, w.row + wg * 64, block.block * C::block_n};
         if (p.rules.given.bias)
-          p.rules.load_bias(early.bias, at);
+          p.rules.load_bias(early.first, at);
         else if (block.hides(wg))
-          p.rules.load_mask(early.seen, at);
+          p.rules.load_mask(early.second, at);
       }
     };
 
@@ -187,13 +183,13 @@ template <class C> struct forward_kernel {
           real factor = p.scale_log2;
           if (!p.rules.scores_are_plain()) {
             if (C::bias_early && p.rules.given.bias && block.first()) load_early(w);
-            factor = p.rules.template modify<C::bias_early>(scores, early.bias, at);
+            factor = p.rules.template modify<C::bias_early>(scores, early.first, at);
           }
           if (cut) keep_columns(scores, first, end);
           if (masked) {
             if (C::bias_early && !p.rules.given.bias && p.rules.template mask_in_vectors<C::block_n>(at)) {
               if (block.first()) load_early(w);
-              keep_where(scores, early.seen, -infinity<real>());
+              keep_where(scores, early.second, -infinity<real>());
             } else {
               p.rules.hide(scores, at);
             }
