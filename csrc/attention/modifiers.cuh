@@ -20,7 +20,7 @@ template <class Element> struct score_rules {
   tile_classes classes;
   real scale_log2, cap_scale, cap_log2, keep_scale;  // log2(e) scale; scale / c; log2(e) c, 0 without a soft cap
   int rows, keys, first_key;                         // of the caller's keys, no row sees those before first_key under the interval
-  bool bias_has_pairs;
+  bool bias_has_pairs, mask_has_vectors;
 
   static constexpr real log2_e = real(1.4426950408889634);
 
@@ -33,7 +33,11 @@ template <class Element> struct score_rules {
     keep_scale = static_cast<real>(modifiers.keep_scale);
     bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 &&
                      reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
-    for (int d = 0; d < 3; d++) bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
+    mask_has_vectors = modifiers.mask && modifiers.mask_stride[3] == 1 && reinterpret_cast<uintptr_t>(modifiers.mask) % 16 == 0;
+    for (int d = 0; d < 3; d++) {
+      bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
+      mask_has_vectors = mask_has_vectors && modifiers.mask_stride[d] % 16 == 0;
+    }
   }
 
   // Keys from here on are hidden in this batch.
@@ -116,13 +120,24 @@ template <class Element> struct score_rules {
     }, -kittens::infinity<real>());
   }
 
+  // Bytes of the mask to registers, where whole rows of them can be loaded.
+  template <int Keys> KITTENS_INLINE bool mask_in_vectors(score_place at) const { return mask_has_vectors && at.key + Keys <= keys; }
+  template <int Keys> KITTENS_INLINE void load_mask(kittens::register_bytes<Keys>& bytes, score_place at) const {
+    if (mask_in_vectors<Keys>(at)) load_bytes(bytes, mask_rows(at));
+  }
+  // The mask's bytes for one (batch, head) and a key, by row.
+  KITTENS_INLINE auto mask_rows(score_place at) const {
+    const unsigned char* from = given.mask + modifier_offset(given.mask_stride, at.batch, at.head, 0, at.key);
+    return [this, from, first = at.row](int row) { return from + row_of(first + row) * given.mask_stride[2]; };
+  }
+
   // A bit for each of Count keys from `first` on, set where a row of the mask shows it: all that the row has lies at `row`.
   template <int Count> KITTENS_INLINE uint32_t mask_bits(const unsigned char* row, int first) const {
     uint32_t bits = 0;
     if (given.mask_stride[3] == 1 && first + Count <= keys && reinterpret_cast<uintptr_t>(row + first) % 16 == 0) {
       uint32_t words[Count / 4];
       kittens::load_words(words, row + first);
-      KITTENS_UNROLL for (int i = 0; i < Count / 4; i++) bits |= first_bits(words[i]) << (4 * i);
+      KITTENS_UNROLL for (int i = 0; i < Count / 4; i++) bits |= kittens::bits_of_bytes(words[i]) << (4 * i);
     } else {
       KITTENS_NO_UNROLL for (int from = 0; from < Count; from += 4)  // four loads in flight together: eight spill
         KITTENS_UNROLL for (int i = from; i < from + 4; i++)
@@ -149,9 +164,6 @@ template <class Element> struct score_rules {
   }
 
  private:
-  // One bit for each of a word's four bytes, which are 0 or 1.
-  KITTENS_INLINE static uint32_t first_bits(uint32_t bytes) { return (bytes * 0x01020408u) >> 24 & 0xF; }
-
   // Where the rows of a place lie in the bias.
   template <class B> KITTENS_INLINE auto bias_rows(const B* bias, score_place at) const {
     const B* from = bias + modifier_offset(given.bias_stride, at.batch, at.head, 0, at.key);

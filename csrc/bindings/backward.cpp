@@ -312,8 +312,10 @@ modified_backward_result modified_backward_cpu(std::optional<Tensor> grad_output
                                         int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
                                         std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
                                         std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
-                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration) {
-  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration,
+                                        std::optional<Tensor> mask_tiles, std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
+  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap,
+                                  mask_tiles, mask_ranges, mask_seen};
   return all_four(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                    need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}, std::nullopt));
 }
@@ -343,8 +345,10 @@ modified_backward_result modified_backward_cuda(std::optional<Tensor> grad_outpu
                                         int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
                                         std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
                                         std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
-                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration) {
-  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration,
+                                        std::optional<Tensor> mask_tiles, std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
+  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap,
+                                  mask_tiles, mask_ranges, mask_seen};
   return all_four(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                    need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}));
 }

@@ -33,7 +33,8 @@ STABLE_TORCH_LIBRARY(kittens_torch, m) {
       "backward_modified(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, Tensor value, Tensor output, Tensor logsumexp,"
       " float scale, int corner, int window_left, int window_right, Tensor? mask, Tensor? bias, Tensor? key_lengths, Tensor? alibi_slopes,"
       " Tensor? dropout_state, float dropout_p, float softcap, bool need_query, bool need_key, bool need_value, bool need_bias,"
-      " bool deterministic=False, int configuration=-1) -> (Tensor, Tensor, Tensor, Tensor)");
+      " bool deterministic=False, int configuration=-1, Tensor? mask_tiles=None, Tensor? mask_ranges=None, Tensor? mask_seen=None)"
+      " -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "checked_backward_modified(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, Tensor value, Tensor output,"
       " Tensor logsumexp, float scale, int corner, int window_left, int window_right, Tensor? mask, Tensor? bias, Tensor? key_lengths,"

@@ -186,6 +186,28 @@ KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, F bits, std
         if (!(word >> r & 1)) t.d[(from + r) * C + c] = otherwise;
     }
 }
+// A byte, 0 or 1, for each element of a tile of C columns.
+template <int C> struct register_bytes {
+  unsigned char d[warpgroup_rows * C];
+};
+// from(row): the bytes of the tile's columns in that row
+template <int C, class F> KITTENS_INLINE void load_bytes(register_bytes<C>& bytes, F from) {
+  for (int r = 0; r < warpgroup_rows; r++) __builtin_memcpy(bytes.d + r * C, from(r), C);
+}
+template <class Real, int C>
+KITTENS_INLINE void keep_where(register_tile<Real, C>& t, const register_bytes<C>& bytes, std::type_identity_t<Real> otherwise) {
+  use(t, "keep_where");
+  for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] = bytes.d[i] ? t.d[i] : otherwise;
+}
+// The same of a transposed tile. from(column): the bytes of the tile's 64 rows in that column
+template <int C, class F> KITTENS_INLINE void load_bytes_transposed(register_bytes<C>& bytes, F from) {
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < warpgroup_rows; r++) bytes.d[r * C + c] = from(c)[r];
+}
+template <class Real, int C>
+KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, const register_bytes<C>& bytes, std::type_identity_t<Real> otherwise) {
+  keep_where(t, bytes, otherwise);
+}
 // Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
 template <class T, int C, class Draw, class Verdict>
 KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {

@@ -188,38 +188,84 @@ template <int C, class First, class End> KITTENS_INLINE void keep_columns(regist
 
 // bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become `otherwise`. The lanes of a quad, which share two
 // rows, ask for a part of the words each and exchange them.
-template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits, float otherwise) {
+// The four lanes that share two rows have the words of both, in turns: row, then columns.
+template <int C> struct words_of_lanes {
   static_assert(C % 32 == 0, "keep_where: a word has the bits of 32 columns");
-  constexpr int row_words = C / 32, own = (row_words + 1) / 2;
-  const int lane = thread::in_warpgroup_now() & 31, row = thread::first_row_now();
-  uint32_t words[own];
-  KITTENS_UNROLL for (int i = 0; i < own; i++) {
-    const int at = (4 * i + (lane & 3)) % (2 * row_words);
-    words[i] = bits(row + 8 * (at / row_words), 32 * (at % row_words));
-  }
-  KITTENS_UNROLL for (int at = 0; at < 2 * row_words; at++) {
-    const uint32_t word = __shfl_sync(~0u, words[at / 4], (lane & 28) + at % 4) >> thread::first_column_now();
-    KITTENS_UNROLL for (int k = 0; k < 8; k++) {
-      float& x = t.d[4 * (4 * (at % row_words) + k / 2) + 2 * (at / row_words) + k % 2];
-      x = word >> (8 * (k / 2) + k % 2) & 1 ? x : otherwise;
+  static constexpr int in_row = C / 32, own = (in_row + 1) / 2;
+  template <class F> static KITTENS_INLINE void each(F f) {  // f(i, row, column) of the lane's own words
+    const int lane = thread::in_warpgroup_now() & 31, row = thread::first_row_now();
+    KITTENS_UNROLL for (int i = 0; i < own; i++) {
+      const int at = (4 * i + (lane & 3)) % (2 * in_row);
+      f(i, row + 8 * (at / in_row), 32 * (at % in_row));
     }
   }
+  static KITTENS_INLINE void keep(register_tile<float, C>& t, const uint32_t (&words)[own], float otherwise) {
+    const int lane = thread::in_warpgroup_now() & 31;
+    KITTENS_UNROLL for (int at = 0; at < 2 * in_row; at++) {
+      const uint32_t word = __shfl_sync(~0u, words[at / 4], (lane & 28) + at % 4) >> thread::first_column_now();
+      KITTENS_UNROLL for (int k = 0; k < 8; k++) {
+        float& x = t.d[4 * (4 * (at % in_row) + k / 2) + 2 * (at / in_row) + k % 2];
+        x = word >> (8 * (k / 2) + k % 2) & 1 ? x : otherwise;
+      }
+    }
+  }
+};
+template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits, float otherwise) {
+  uint32_t words[words_of_lanes<C>::own];
+  words_of_lanes<C>::each([&](int i, int row, int column) { words[i] = bits(row, column); });
+  words_of_lanes<C>::keep(t, words, otherwise);
+}
+// A transposed tile. Each lane has bits of 16 rows of the columns `from + lane` and, in its upper half, `from + lane + 32`.
+template <int C> KITTENS_INLINE void keep_of_lanes(register_tile<float, C>& t, int from, uint32_t own, float otherwise) {
+  KITTENS_UNROLL for (int i = 0; i < 4; i++)
+    KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+      const uint32_t word = __shfl_sync(~0u, own, 8 * i + thread::first_column_now() + e) >> ((thread::in_warpgroup_now() & 31) / 4);
+      KITTENS_UNROLL for (int k = 0; k < 4; k++) {  // rows 8 apart by columns 32 apart
+        float& x = t.d[from / 2 + 16 * (k / 2) + 4 * i + 2 * (k % 2) + e];
+        x = word >> (8 * k) & 1 ? x : otherwise;
+      }
+    }
 }
 // The same of a transposed tile: bits(column, row), a bit for each of 16 rows from `row` on. A lane asks for two columns, 32 apart.
 template <int C, class F> KITTENS_INLINE void keep_where_transposed(register_tile<float, C>& t, F bits, float otherwise) {
   static_assert(C % 64 == 0, "keep_where_transposed: a warp's lanes take 64 columns");
   const int me = thread::in_warpgroup_now(), lane = me & 31, row = me / 32 * 16;
-  KITTENS_UNROLL for (int from = 0; from < C; from += 64) {
-    const uint32_t own = bits(from + lane, row) | bits(from + lane + 32, row) << 16;
-    KITTENS_UNROLL for (int i = 0; i < 4; i++)
-      KITTENS_UNROLL for (int e = 0; e < 2; e++) {
-        const uint32_t word = __shfl_sync(~0u, own, 8 * i + thread::first_column_now() + e) >> (lane / 4);
-        KITTENS_UNROLL for (int k = 0; k < 4; k++) {  // rows 8 apart by columns 32 apart
-          float& x = t.d[from / 2 + 16 * (k / 2) + 4 * i + 2 * (k % 2) + e];
-          x = word >> (8 * k) & 1 ? x : otherwise;
-        }
-      }
+  KITTENS_UNROLL for (int from = 0; from < C; from += 64)
+    keep_of_lanes(t, from, bits(from + lane, row) | bits(from + lane + 32, row) << 16, otherwise);
+}
+
+// A byte, 0 or 1, for each element of a tile of C columns: loaded where no product is in flight, asked for when the tile is there.
+template <int C> struct register_bytes {
+  static constexpr int own = (C + 63) / 64;
+  uint32_t words[own][8];
+  KITTENS_INLINE uint32_t bits(int i) {
+    uint32_t bits = 0;
+    KITTENS_UNROLL for (int k = 0; k < 8; k++) {
+      asm volatile("" : "+r"(words[i][k]));  // else its arithmetic, and with it the wait for the loads, goes before the product
+      bits |= bits_of_bytes(words[i][k]) << (4 * k);
+    }
+    return bits;
   }
+};
+// from(row): the bytes of the tile's columns in that row, at a multiple of 16 bytes
+template <int C, class F> KITTENS_INLINE void load_bytes(register_bytes<C>& bytes, F from) {
+  words_of_lanes<C>::each([&](int i, int row, int column) { load_words(bytes.words[i], from(row) + column); });
+}
+template <int C> KITTENS_INLINE void keep_where(register_tile<float, C>& t, register_bytes<C>& bytes, float otherwise) {
+  uint32_t words[words_of_lanes<C>::own];
+  KITTENS_UNROLL for (int i = 0; i < words_of_lanes<C>::own; i++) words[i] = bytes.bits(i);
+  words_of_lanes<C>::keep(t, words, otherwise);
+}
+// The same of a transposed tile. from(column): the bytes of the tile's 64 rows in that column
+template <int C, class F> KITTENS_INLINE void load_bytes_transposed(register_bytes<C>& bytes, F from) {
+  static_assert(C % 64 == 0, "load_bytes_transposed: a warp's lanes take 64 columns");
+  const int me = thread::in_warpgroup_now(), lane = me & 31, row = me / 32 * 16;
+  KITTENS_UNROLL for (int i = 0; i < C / 64; i++)
+    KITTENS_UNROLL for (int half = 0; half < 2; half++)
+      load_words(reinterpret_cast<uint32_t(&)[4]>(bytes.words[i][4 * half]), from(64 * i + 32 * half + lane) + row);
+}
+template <int C> KITTENS_INLINE void keep_where_transposed(register_tile<float, C>& t, register_bytes<C>& bytes, float otherwise) {
+  KITTENS_UNROLL for (int i = 0; i < C / 64; i++) keep_of_lanes(t, 64 * i, bytes.bits(i), otherwise);
 }
 
 // Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
