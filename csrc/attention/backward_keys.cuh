@@ -181,7 +181,8 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
-        s.rows.multiply_key(scores, rows_of(k, mine), q, query.last());
+        typename backward_row_values<C, shared::folds>::operands operands;
+        s.rows.multiply_key(scores, operands, rows_of(k, mine), q, query.last());
         if constexpr (C::modified) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
@@ -194,7 +195,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           tile.differentiate_cap(scores, slope);
         }
         const auto& g = gradient.wait();
-        s.rows.multiply_value(score_gradient, rows_of(v, mine), g, gradient.last());
+        s.rows.multiply_value(score_gradient, operands, rows_of(v, mine), g, gradient.last());
         if constexpr (!modified) {
           mma_wait<1>();
           mma_done(scores);

@@ -12,6 +12,7 @@ inline namespace KITTENS_MACHINE {
 template <class C, bool terms> struct backward_row_values {
   using real = typename C::real;
   using tile = kittens::register_tile<real, C::block_q>;
+  struct operands {};  // of a step's products: registers that are in use until they are done
   kittens::shared_vector<real, C::block_q> logsumexp2[C::stages], delta[C::stages];
 
   // Producer: what is of the rows from `at` on, with Q and dO.
@@ -20,13 +21,13 @@ template <class C, bool terms> struct backward_row_values {
     ring.load(p.grad_output, where, kittens::vector_rider(delta, p.delta + at));
   }
   // One group of products: S.
-  KITTENS_INLINE void multiply_key(tile& scores, auto key, const auto& query, int) const {
+  KITTENS_INLINE void multiply_key(tile& scores, operands&, auto key, const auto& query, int) const {
     kittens::mma_begin(scores);
     kittens::mma_ABt(scores, key, query, 0);
     kittens::mma_commit();
   }
   // One group: dP.
-  KITTENS_INLINE void multiply_value(tile& weight_gradient, auto value, const auto& gradient, int) const {
+  KITTENS_INLINE void multiply_value(tile& weight_gradient, operands&, auto value, const auto& gradient, int) const {
     kittens::mma_begin(weight_gradient);
     kittens::mma_ABt(weight_gradient, value, gradient, 0);
     kittens::mma_commit();
@@ -48,21 +49,25 @@ template <class C, bool terms> struct backward_row_values {
 template <class C> struct backward_row_values<C, true> {
   using real = typename C::real;
   using tile = kittens::register_tile<real, C::block_q>;
+  struct operands {
+    kittens::minus_terms<0> logsumexp;
+    kittens::minus_terms<1> delta;
+  };
   kittens::shared_vector<kittens::term_pair, C::block_q> pairs[C::stages];
 
   KITTENS_INLINE auto with_query(const backward_key_params<C>& p, int at) { return kittens::vector_rider(pairs, p.terms + at); }
   KITTENS_INLINE void load_gradient(auto& ring, const backward_key_params<C>& p, kittens::place where, int) { ring.load(p.grad_output, where); }
-  KITTENS_INLINE void multiply_key(tile& scores, auto key, const auto& query, int stage) const {
-    kittens::minus_terms<0> logsumexp;
-    kittens::mma_begin(scores, logsumexp);
-    kittens::mma_minus_columns(scores, logsumexp, pairs[stage]);
+  KITTENS_INLINE void multiply_key(tile& scores, operands& minus, auto key, const auto& query, int stage) const {
+    kittens::fill(minus.logsumexp);
+    kittens::mma_begin(scores, minus.logsumexp);
+    kittens::mma_minus_columns(scores, minus.logsumexp, pairs[stage]);
     kittens::mma_ABt(scores, key, query, 1);
     kittens::mma_commit();
   }
-  KITTENS_INLINE void multiply_value(tile& weight_gradient, auto value, const auto& gradient, int stage) const {
-    kittens::minus_terms<1> delta;
-    kittens::mma_begin(weight_gradient, delta);
-    kittens::mma_minus_columns(weight_gradient, delta, pairs[stage]);
+  KITTENS_INLINE void multiply_value(tile& weight_gradient, operands& minus, auto value, const auto& gradient, int stage) const {
+    kittens::fill(minus.delta);
+    kittens::mma_begin(weight_gradient, minus.delta);
+    kittens::mma_minus_columns(weight_gradient, minus.delta, pairs[stage]);
     kittens::mma_ABt(weight_gradient, value, gradient, 1);
     kittens::mma_commit();
   }

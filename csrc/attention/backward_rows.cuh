@@ -7,8 +7,8 @@ inline namespace KITTENS_MACHINE {
 
 // delta = rowsum(dO * O) - the logsumexp's own gradient, and log2(e) * logsumexp. Rows past the end, and rows without a key, get +inf: their
 // weights exp2(score - inf) are 0. One warpgroup for 64 rows; memory is read once.
-// Folds: logsumexp / scale and delta as terms. An infinite logsumexp is 3e38 there, since a product takes 0 times all that is not its own, and
-// weights are 0 all the same. A delta that is not finite must not reach the weights either: NaN counts as infinite, which spoils dS as well.
+// Folds: logsumexp / scale and delta as terms. An infinite logsumexp is 3e38 there: weights are 0 all the same. A delta that is NaN would reach the
+// weights, since products take 0 times it: it counts as infinite, which dS is no better for.
 template <class C> struct backward_prepare_params {
   using real = typename C::real;
   kittens::tile_map<typename backward_tiles<C>::value_rows> output, grad_output;

@@ -33,19 +33,19 @@ KITTENS_INLINE void store_terms(term_pair* pointer, const row_vector<float>& u, 
 template <int Which> struct minus_terms {
   static_assert(Which == 0 || Which == 1, "minus_terms: a term_pair has two values");
   uint32_t d[4];
-
-  KITTENS_INLINE minus_terms() {
-    const int lane = thread::in_warpgroup_now() & 3;  // it has columns 2 lane and 2 lane + 1, and those 8 beyond
-    constexpr uint32_t low = 0xBF80, high = low << 16;
-    d[0] = d[1] = Which == 0 ? (lane == 0 ? high | low : lane == 1 ? low : 0) : (lane == 1 ? high : lane == 2 ? high | low : 0);
-    d[2] = d[3] = 0;
-  }
 };
+template <int Which> KITTENS_INLINE void fill(minus_terms<Which>& a) {
+  const int lane = thread::in_warpgroup_now() & 3;  // it has columns 2 lane and 2 lane + 1, and those 8 beyond
+  constexpr uint32_t low = 0xBF80, high = low << 16;
+  a.d[0] = a.d[1] = Which == 0 ? (lane == 0 ? high | low : lane == 1 ? low : 0) : (lane == 1 ? high : lane == 2 ? high | low : 0);
+  a.d[2] = a.d[3] = 0;
+}
 template <int Which> KITTENS_INLINE void pin(minus_terms<Which>& a) {
   KITTENS_UNROLL for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a.d[i])::"memory");
 }
 
-// D (64 x N) = minus the columns' values. Columns 8 to 15 of the left operand are 0, so the right one has the same eight again there.
+// D (64 x N) = minus the columns' values. A product takes zero times the other value's terms as well: what is NaN in one is NaN in both. Columns 8 to
+// 15 of the left operand are 0, so the right one has the same eight again there.
 template <int N, int Which>
 KITTENS_INLINE void mma_minus_columns(register_tile<float, N>& D, const minus_terms<Which>& which, const shared_vector<term_pair, N>& pairs) {
   constexpr uint64_t eight_rows = 8 * sizeof(term_pair) >> 4;
