@@ -22,6 +22,7 @@ struct backward_arguments {
   tile_classes classes = {};                           // of modifiers.mask
   kittens::tensor_view grad_bias = {};                 // the bias's own sizes, 1 where it is broadcast; data null where it is not asked for
   int bias_grid = 0;
+  void* terms = nullptr;                               // workspace in the place of logsumexp2 and delta, where backward_plan::folds says so
 };
 
 // Launches the kernels of one (element type, configuration), or returns an error text. Null if it went well.

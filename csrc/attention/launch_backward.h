@@ -72,7 +72,7 @@ template <class C> struct backward_launch {
                                         {stride[0], stride[1], stride[2], 1}});
   }
 
-  const char* prepare() const {
+  template <bool Folds> const char* prepare() const {
     backward_prepare_params<C> p;
     const char* error = nullptr;
     if ((error = kittens::make_tile_map(p.output, a.output)) || (error = kittens::make_tile_map(p.grad_output, a.grad_output))) return error;
@@ -83,7 +83,9 @@ template <class C> struct backward_launch {
     p.heads = heads;
     p.length_q = length_q;
     p.padded_q = a.padded_q;
-    return kittens::launch<backward_prepare<C>>(p, batch * heads * (a.padded_q / 64), execution);
+    p.terms = static_cast<kittens::term_pair*>(a.terms);
+    p.per_scale = static_cast<real>(1 / a.scale);
+    return kittens::launch<backward_prepare<C, Folds>>(p, batch * heads * (a.padded_q / 64), execution);
   }
 
   template <class Kernel> const char* keys() const {
@@ -104,6 +106,7 @@ template <class C> struct backward_launch {
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
     p.sum_step = 2 * C::query_sum_tile;
+    p.terms = static_cast<const kittens::term_pair*>(a.terms);
     return kittens::launch<Kernel>(p, a.key_grid, execution);
   }
 
@@ -156,12 +159,13 @@ template <class C> struct backward_launch {
   }
 
   const char* run() const {
-    if (const char* error = prepare()) return error;
     if constexpr (C::row.sums_query())
       if (a.query_sum) {
-        const char* error = keys<keys_kernel<true>>();
+        const char* error = prepare<C::folds>();
+        if (!error) error = keys<keys_kernel<true>>();
         return error ? error : finish();
       }
+    if (const char* error = prepare<false>()) return error;
     if (a.grad_key.data || a.grad_value.data)
       if (const char* error = keys<keys_kernel<false>>()) return error;
     if constexpr (C::modified)

@@ -30,7 +30,7 @@ struct backward_call {
   bool modifies() const { return modifiers && modifiers_of(*modifiers, query, key).any(); }
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
   backward_request request() const {
-    backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, modifiers && modifiers->softcap != 0};
+    backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, modifiers && modifiers->softcap != 0, scale};
     for (int d = 0; need_bias && d < 4; d++) r.bias_apart[d] = modifiers->bias->size(d) != 1;
     return r;
   }
@@ -71,8 +71,7 @@ void check_plan(const backward_plan& plan, int64_t configuration) {
   check(plan.configuration >= 0, "configuration ", configuration, ": ", plan.reason);
   check(plan.key_tiles < most_values && plan.query_tiles < most_values && plan.bias_tiles < most_values, "the problem has ", plan.query_tiles,
         ", ", plan.key_tiles, " and ", plan.bias_tiles, " tiles; less than 2^31 are allowed");
-  const int64_t rows = (plan.workspace_values - plan.query_sum_values) / 2;
-  check(rows < most_values, "the problem has ", rows, " query rows of all heads, counted in whole steps; less than 2^31 are allowed");
+  check(plan.query_rows < most_values, "the problem has ", plan.query_rows, " query rows of all heads, counted in whole steps; less than 2^31 are allowed");
 }
 
 // Like its input in dtype and layout; empty where it is not asked for.
@@ -152,7 +151,7 @@ class prepared_call {
       if (c.need_bias) zero(gradients[3]);
     }
     workspace = empty_contiguous({plan.workspace_values}, c.real(), c.query);
-    const int64_t real_bytes = c.real() == ScalarType::Double ? 8 : 4, rows = (plan.workspace_values - plan.query_sum_values) / 2;
+    const int64_t real_bytes = c.real() == ScalarType::Double ? 8 : 4;
     char* memory = static_cast<char*>(workspace.data_ptr());
     arguments = {inputs[0].view,
                  inputs[1].view,
@@ -165,8 +164,8 @@ class prepared_call {
                  logsumexp_rows,
                  grad_logsumexp_rows,
                  memory,
-                 memory + rows * real_bytes,
-                 plan.sums_query ? memory + 2 * rows * real_bytes : nullptr,
+                 memory + plan.query_rows * real_bytes,
+                 plan.sums_query ? memory + (plan.workspace_values - plan.query_sum_values) * real_bytes : nullptr,
                  problem.type,
                  plan.configuration,
                  static_cast<int>(plan.padded_q),
@@ -183,6 +182,7 @@ class prepared_call {
       if (c.need_bias) arguments.grad_bias = as_is(gradients[3]).view;
       arguments.bias_grid = plan.bias_grid;
     }
+    if (plan.folds) arguments.terms = memory;
     query_sum_bytes = static_cast<size_t>(plan.query_sum_values * real_bytes);
   }
 
@@ -277,7 +277,7 @@ gradients_of_call run_cuda(const backward_call& c) {
 
   void* stream = current_stream(device);
   backward_arguments& arguments = call.arguments;
-  if (!is_open(plan.mask)) {
+  if (!is_open(plan.mask) || problem.modified) {  // tiles of unequal length: a bool mask's too (documents, full rows: 1.70 and XX ms)
     if (plan.key_tiles > plan.key_grid) arguments.key_counter = kittens::pooled_counter(device, stream);
     if (plan.query_tiles > plan.query_grid) arguments.query_counter = kittens::pooled_counter(device, stream);
   }
