@@ -111,6 +111,9 @@ def run_backward(
     seed = ops.checked_seed()
     if seed is not None and saved[0].device.type == "cpu":
         return checked_backward(grad_output, grad_logsumexp, *saved, *settings, *needed, deterministic, -1, seed)
+    if needed == (True, True, True) and not deterministic:
+        # Each argument that is the op's default, and not given, saves its conversion.
+        return backward(grad_output, grad_logsumexp, *saved, *ops.without_defaults(settings))
     return backward(grad_output, grad_logsumexp, *saved, *settings, *needed, deterministic)
 
 
