@@ -257,7 +257,7 @@ for _function in (Attention, ModifiedAttention):
     _function.forward.__signature__ = POSITIONAL  # type: ignore[union-attr]
 
 # `Function.apply` itself without what it does first for torch.func, which takes longer than all that follows.
-eager_apply = {
-    function: super(torch.autograd.Function, function).apply
+eager_apply: dict[Any, Callable[..., Any]] = {
+    function: super(torch.autograd.Function, function).apply  # type: ignore[misc]
     for function in (Attention, EagerAttention, ModifiedAttention)
 }

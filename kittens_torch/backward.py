@@ -36,12 +36,12 @@ def _fake_gradients(
     output: Tensor,
     logsumexp: Tensor,
     scale: float,
-    corner: int,
-    window_left: int,
-    window_right: int,
-    need_query: bool,
-    need_key: bool,
-    need_value: bool,
+    corner: int = 0,
+    window_left: int = -1,
+    window_right: int = -1,
+    need_query: bool = True,
+    need_key: bool = True,
+    need_value: bool = True,
     *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each gradient like its input, in dtype and layout; an empty tensor where none is asked for."""
