@@ -297,30 +297,31 @@ modified_backward_result all_four(gradients_of_call g) { return {std::move(g[0])
 
 }  // namespace
 
-backward_result backward_cpu(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key, const Tensor& value,
-                             const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                             bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
+backward_result backward_cpu(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
   return first_three(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                               need_query, need_key, need_value, deterministic, configuration},
                              std::nullopt));
 }
 
-backward_result checked_backward(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key, const Tensor& value,
-                                 const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                                 bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration, int64_t seed) {
+backward_result checked_backward(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration, int64_t seed) {
   return first_three(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                               need_query, need_key, need_value, deterministic, configuration},
                              seed));
 }
 
-modified_backward_result modified_backward_cpu(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
-                                        const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
-                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
-                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
-                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration,
-                                        const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
-                                        const std::optional<Tensor>& mask_seen) {
+modified_backward_result modified_backward_cpu(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query,
+    bool need_key, bool need_value, bool need_bias, bool deterministic, int64_t configuration,
+    const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges, const std::optional<Tensor>& mask_seen) {
   const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
                                   nullptr,          pointer_to(dropout_state), dropout_p,               softcap,
                                   pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
@@ -328,12 +329,12 @@ modified_backward_result modified_backward_cpu(const std::optional<Tensor>& grad
                    need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}, std::nullopt));
 }
 
-modified_backward_result checked_modified_backward(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
-                                        const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
-                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
-                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
-                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration, int64_t seed) {
+modified_backward_result checked_modified_backward(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query,
+    bool need_key, bool need_value, bool need_bias, bool deterministic, int64_t configuration, int64_t seed) {
   const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
                                   nullptr,          pointer_to(dropout_state), dropout_p,               softcap};
   return all_four(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
@@ -342,21 +343,21 @@ modified_backward_result checked_modified_backward(const std::optional<Tensor>& 
 
 #ifdef KITTENS_CUDA
 
-backward_result backward_cuda(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key, const Tensor& value,
-                              const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                              bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
+backward_result backward_cuda(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
   return first_three(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                                need_query, need_key, need_value, deterministic, configuration}));
 }
 
-modified_backward_result modified_backward_cuda(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
-                                        const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
-                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
-                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
-                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration,
-                                        const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
-                                        const std::optional<Tensor>& mask_seen) {
+modified_backward_result modified_backward_cuda(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query,
+    bool need_key, bool need_value, bool need_bias, bool deterministic, int64_t configuration,
+    const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges, const std::optional<Tensor>& mask_seen) {
   const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
                                   nullptr,          pointer_to(dropout_state), dropout_p,               softcap,
                                   pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
