@@ -21,19 +21,18 @@ template <class C> struct backward_score_gradients {
   kittens::shared_tile<typename C::element, C::block_k, C::block_q> tile[2];
 };
 
-template <class C, bool SumsQuery> struct backward_keys_shared {
+template <class C, bool SumsQuery, bool Folds> struct backward_keys_shared {
   using shapes = backward_tiles<C>;
-  static constexpr bool folds = SumsQuery && C::folds;
   typename shapes::key key[C::tile_stages];
   typename shapes::value value[C::tile_stages];
   typename shapes::query query[C::stages];
   typename shapes::gradient gradient[C::stages];
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
-  backward_row_values<C, folds> rows;
+  backward_row_values<C, Folds> rows;
   kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
-  kittens::ring_flags<C::stages, !folds> query_flags, gradient_flags;
+  kittens::ring_flags<C::stages, !Folds> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
 };
 
@@ -110,9 +109,9 @@ template <class C, class Shared> struct backward_keys_producer {
   }
 };
 
-template <class C, bool SumsQuery> struct backward_keys_kernel {
+template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
   using params = backward_key_params<C>;
-  using shared = backward_keys_shared<C, SumsQuery>;
+  using shared = backward_keys_shared<C, SumsQuery, Folds>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
   static constexpr bool starts_early = true;
 
@@ -185,7 +184,7 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         [[maybe_unused]] register_bytes<C::block_q> seen;
         if constexpr (C::modified) if constexpr (by_mask) load_bytes_transposed(seen, p.rules.mask_rows({w.batch, head, i * C::block_q, w.key + mine}));
-        typename backward_row_values<C, shared::folds>::operands operands;
+        typename backward_row_values<C, Folds>::operands operands;
         s.rows.multiply_key(scores, operands, rows_of(k, mine), q, query.last());
         if constexpr (C::modified) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();

@@ -24,8 +24,8 @@ template <class C> struct backward_launch {
   const int length_q = static_cast<int>(a.query.size[2]);
   const int64_t columns = a.query.size[3] + a.value.size[3];
 
-  template <bool SumsQuery>
-  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C>, backward_keys_kernel<C, SumsQuery>>;
+  template <bool SumsQuery, bool Folds>
+  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C>, backward_keys_kernel<C, SumsQuery, Folds>>;
 
   // A view with fewer keys: what no row sees is outside the tensor, so it is neither loaded nor written.
   kittens::tensor_view seen(kittens::tensor_view view) const {
@@ -72,7 +72,7 @@ template <class C> struct backward_launch {
                                         {stride[0], stride[1], stride[2], 1}});
   }
 
-  template <bool Folds> const char* prepare() const {
+  const char* prepare() const {
     backward_prepare_params<C> p;
     const char* error = nullptr;
     if ((error = kittens::make_tile_map(p.output, a.output)) || (error = kittens::make_tile_map(p.grad_output, a.grad_output))) return error;
@@ -85,7 +85,7 @@ template <class C> struct backward_launch {
     p.padded_q = a.padded_q;
     p.terms = static_cast<kittens::term_pair*>(a.terms);
     p.per_scale = static_cast<real>(1 / a.scale);
-    return kittens::launch<backward_prepare<C, Folds>>(p, batch * heads * (a.padded_q / 64), execution);
+    return kittens::launch<backward_prepare<C>>(p, batch * heads * (a.padded_q / 64), execution);
   }
 
   template <class Kernel> const char* keys() const {
@@ -159,15 +159,14 @@ template <class C> struct backward_launch {
   }
 
   const char* run() const {
+    if (const char* error = prepare()) return error;
     if constexpr (C::row.sums_query())
       if (a.query_sum) {
-        const char* error = prepare<C::folds>();
-        if (!error) error = keys<keys_kernel<true>>();
+        const char* error = keys<keys_kernel<true, C::folds>>();
         return error ? error : finish();
       }
-    if (const char* error = prepare<false>()) return error;
     if (a.grad_key.data || a.grad_value.data)
-      if (const char* error = keys<keys_kernel<false>>()) return error;
+      if (const char* error = a.terms ? keys<keys_kernel<false, C::folds>>() : keys<keys_kernel<false, false>>()) return error;
     if constexpr (C::modified)
       if (a.grad_bias.data)
         if (const char* error = bias()) return error;

@@ -153,6 +153,7 @@ class prepared_call {
     workspace = empty_contiguous({plan.workspace_values}, c.real(), c.query);
     const int64_t real_bytes = c.real() == ScalarType::Double ? 8 : 4;
     char* memory = static_cast<char*>(workspace.data_ptr());
+    char* vectors = memory + (plan.folds ? 4 * plan.query_rows * real_bytes : 0);
     arguments = {inputs[0].view,
                  inputs[1].view,
                  inputs[2].view,
@@ -163,8 +164,8 @@ class prepared_call {
                  outputs[2].written.view,
                  logsumexp_rows,
                  grad_logsumexp_rows,
-                 memory,
-                 memory + plan.query_rows * real_bytes,
+                 plan.vectors ? vectors : nullptr,
+                 plan.vectors ? vectors + plan.query_rows * real_bytes : nullptr,
                  plan.sums_query ? memory + (plan.workspace_values - plan.query_sum_values) * real_bytes : nullptr,
                  problem.type,
                  plan.configuration,
