@@ -81,6 +81,8 @@ def _gradients(
     deterministic: bool,
 ) -> tuple[Tensor | None, ...]:
     grads = run_backward(grad_output, grad_logsumexp, saved, settings, needed, deterministic)
+    if all(needed):
+        return grads
     return tuple(grad if need else None for grad, need in zip(grads, needed, strict=True))
 
 
