@@ -1,4 +1,4 @@
-"""The backward that folds logsumexp and delta into products (head dim 128, dQ summed): scales, and what is not finite."""
+"""The backward that folds logsumexp and delta into products (head dim 128, dQ summed): scales, numbers not finite."""
 
 from __future__ import annotations
 
