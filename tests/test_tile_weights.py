@@ -78,12 +78,13 @@ def test_terms(machine: Machine, family: str, element: str, sizes: tuple[int]) -
     both_nan = beyond.isnan().any(0)
     for i in range(2):
         exact = (products - beyond[i]).where(~both_nan, torch.tensor(float("nan"), dtype=torch.float64))
-        ours, size = out[i].cpu().double(), products.abs() + values[i].abs().double()
+        # Tensor cores cut what they add off, by the largest summand.
+        ours, size = out[i].cpu().double(), (x[:64].abs() @ x.abs().T + values[i].abs()).double()
         finite = exact.isfinite()
         assert torch.equal(ours.where(~finite, 0), exact.where(~finite, 0)) or torch.allclose(
             ours.where(~finite, 0), exact.where(~finite, 0), equal_nan=True
         )
-        assert ((ours - exact).abs() <= 1e-6 * size + 1e-6)[finite].all()
+        assert ((ours - exact).abs() <= 2e-6 * size + 1e-6)[finite].all()
     torch.testing.assert_close(out[2], out[0] + 10 * out[1], rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
