@@ -23,12 +23,13 @@ template <class C> struct backward_score_gradients {
 
 template <class C, bool SumsQuery, bool Folds> struct backward_keys_shared {
   using shapes = backward_tiles<C>;
+  // First, with shared memory behind each stage: a product takes a row's eight columns twice, which compute-sanitizer counts as twice the bytes.
+  backward_row_values<C, Folds> rows;
   typename shapes::key key[C::tile_stages];
   typename shapes::value value[C::tile_stages];
   typename shapes::query query[C::stages];
   typename shapes::gradient gradient[C::stages];
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
-  backward_row_values<C, Folds> rows;
   kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
