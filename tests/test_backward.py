@@ -175,10 +175,11 @@ def test_plan() -> None:
     for length, corner, sums in ((100, 0, False), (1024, 0, True), (512, 1, False), (4096, 1, True)):
         plan = dispatch._plan.backward(**problem, length_q=length, length_k=length, corner=corner, **no_window)
         rows = 2 * 8 * (-(-length // plan.block_q) * plan.block_q)
-        assert plan.sums_query == sums and plan.workspace_values == rows * (132 if sums else 2)
+        assert plan.sums_query == sums and plan.workspace_values == rows * (4 + (128 if sums else 2))
     long = dict(length_q=4096, length_k=4096, corner=0, **no_window)
-    for without in ({"deterministic": True}, {"need_query": False}, {"need_keys": False}):
-        assert not dispatch._plan.backward(**problem, **long, **without).sums_query
+    for without, values in (({"deterministic": True}, 6), ({"need_query": False}, 4), ({"need_keys": False}, 2)):
+        plan = dispatch._plan.backward(**problem, **long, **without)
+        assert not plan.sums_query and plan.workspace_values == 2 * 8 * 4096 * values
     narrow = {"length_q": 4096, "length_k": 4096, "corner": 2, "window_left": 50, "window_right": -1}
     assert not dispatch._plan.backward(**problem, **narrow).sums_query
     for machine in ("sm90", "cpu"):

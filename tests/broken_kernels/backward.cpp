@@ -33,9 +33,10 @@ extern "C" const char* backward_run(unsigned seed, int row, int heads, int lengt
   a.grad_value = view(grad_value, length_k);
   a.logsumexp = logsumexp;
   a.padded_q = (length_q + 63) / 64 * 64;
-  a.logsumexp2 = rows;
-  a.delta = rows + heads * a.padded_q;
-  a.terms = rows;
+  const bool folds = row == 2;
+  a.logsumexp2 = folds ? nullptr : rows;
+  a.delta = folds ? nullptr : rows + heads * a.padded_q;
+  a.terms = folds ? rows : nullptr;
   a.query_sum = query_sum;
   a.type = element_type::float32;
   a.key_grid = a.query_grid = 1;
