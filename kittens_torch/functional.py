@@ -218,9 +218,20 @@ def attention(
     return (output, logsumexp) if return_lse else output
 
 
+def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
+    """The arguments, a tensor that comes again as a view: compilers trace no autograd function with one twice."""
+    distinct: list[Any] = []
+    for argument in arguments:
+        again = isinstance(argument, Tensor) and any(argument is other for other in distinct)
+        distinct.append(argument.view_as(argument) if again else argument)
+    return distinct
+
+
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """function.apply(*arguments), with less around it where neither a compiler nor torch.func looks on."""
-    if _is_tracing() or _functorch_level() is not None:
+    if _is_tracing():
+        return function.apply(*_distinct(arguments))
+    if _functorch_level() is not None:
         return function.apply(*arguments)
     return eager_apply[function](*(_unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments))
 
