@@ -84,27 +84,33 @@ def scaled_dot_product_attention(
         and _forward_ad._current_level < 0
         and not _is_cuda_autocast()
         and dispatch.every_gpu_runs()
-        and len(shape := query.shape) == 4
-        and len(key_shape := key.shape) == 4
-        and (enable_gqa is True or (enable_gqa is False and (shape[1] == (heads_k := key_shape[1]) or heads_k == 1)))
+        and (enable_gqa is True or enable_gqa is False)
         and (scale is None or (type(scale) is float and call.SMALLEST_FLOAT32 <= scale <= _LARGEST_SCALE))
     ):
         try:
-            if not _is_grad_enabled() or not (
-                query.requires_grad or key.requires_grad or value.requires_grad or _functorch_level() is not None
+            shape, key_shape = query.shape, key.shape  # raises for nested tensors
+            if len(shape) == len(key_shape) == 4 and (
+                enable_gqa or shape[1] == (heads_k := key_shape[1]) or heads_k == 1
             ):
-                # Each argument that is the op's default, and not given, saves its conversion.
-                settings = (scale, call.UPPER_LEFT) if is_causal else () if scale is None else (scale,)
-                return ops.eager_forward(query, key, value, *settings)[0]
-            factor = shape[3] ** -0.5 if scale is None else scale
-            corner = call.UPPER_LEFT if is_causal else 0
-            if _functorch_level() is None:
-                operands = (_unwrap_if_dead(query), _unwrap_if_dead(key), _unwrap_if_dead(value))
-                return _eager_attention(*operands, factor, corner)
-            return Attention.apply(query, key, value, factor, corner, -1, -1, False, False)[0]
+                return _usual_call(query, key, value, is_causal, scale)
         except (RuntimeError, ZeroDivisionError):
             pass
     return _any_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _usual_call(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    if not _is_grad_enabled() or not (
+        query.requires_grad or key.requires_grad or value.requires_grad or _functorch_level() is not None
+    ):
+        # Each argument that is the op's default, and not given, saves its conversion.
+        settings = (scale, call.UPPER_LEFT) if is_causal else () if scale is None else (scale,)
+        return ops.eager_forward(query, key, value, *settings)[0]
+    factor = query.shape[3] ** -0.5 if scale is None else scale
+    corner = call.UPPER_LEFT if is_causal else 0
+    if _functorch_level() is None:
+        operands = (_unwrap_if_dead(query), _unwrap_if_dead(key), _unwrap_if_dead(value))
+        return _eager_attention(*operands, factor, corner)
+    return Attention.apply(query, key, value, factor, corner, -1, -1, False, False)[0]
 
 
 def _any_call(

@@ -151,11 +151,13 @@ def test_forward_mode_derivative() -> None:
     assert torch.allclose(mine, torchs, atol=1e-5)
 
 
-def test_nested_tensors() -> None:
-    nested = torch.nested.nested_tensor([torch.randn(4, 3, 8), torch.randn(4, 5, 8)], layout=torch.strided)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_nested_tensors(device: str) -> None:
+    parts = [torch.randn(4, length, 8, device=device, dtype=torch.bfloat16) for length in (3, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.strided)
     with pytest.warns(FallbackWarning, match="nested"):
         output = ours(nested, nested, nested)
-    assert output.is_nested
+    assert output.is_nested and output.dtype == torch.bfloat16
 
 
 def test_jagged_tensors() -> None:
