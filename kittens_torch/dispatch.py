@@ -107,6 +107,15 @@ def machine_missing(device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
+@_constant_while_tracing
+def transforms_being_traced() -> str:
+    """What torch.func does at this point of a graph that torch.compile traces: "derivative", "vmap" alone, or ""."""
+    if torch._C._functorch.maybe_current_level() is None:
+        return ""
+    kinds = {interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack()}
+    return "vmap" if kinds == {torch._C._functorch.TransformType.Vmap} else "derivative"
+
+
 def has_plan() -> bool:
     """Whether the plan module was built."""
     return _plan is not None
