@@ -203,7 +203,10 @@ def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int, mo
     if is_differentiated(query, key, value):
         return True
     known = (query.dtype, query.shape, key.shape, value.shape, corner, torch.get_num_threads())
-    answer = _prefers_torch.get(known)
+    try:
+        answer = _prefers_torch.get(known)
+    except TypeError:  # symbolic sizes, as of make_fx, have no hash: the graph is for all lengths
+        return False
     if answer is None:
         if len(_prefers_torch) >= _REMEMBERED_PLANS:
             _prefers_torch.clear()
