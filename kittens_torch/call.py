@@ -106,6 +106,24 @@ def has_tangent(*operands: Tensor | None) -> bool:
     return any(operand is not None and unpack(operand).tangent is not None for operand in operands)
 
 
+TRACED_DERIVATIVE = (
+    "torch.compile traces a derivative of torch.func, or torch.func.vmap in grad mode, where it ignores the backward "
+    "of an autograd.Function"
+)
+
+
+def traces_a_derivative() -> bool:
+    """Whether torch.compile may trace a derivative through torch.func: it would come out wrong, without an error.
+
+    It records the forward op of an autograd.Function there, not its backward, and the op has no derivative. What vmap
+    maps does not tell whether its gradient is wanted.
+    """
+    if not torch.compiler.is_dynamo_compiling():
+        return False
+    transforms = dispatch.transforms_being_traced()
+    return transforms == "derivative" or (transforms == "vmap" and torch.is_grad_enabled())
+
+
 def of_attention(
     query: Any,
     key: Any,
@@ -156,6 +174,11 @@ def of_attention(
     if has_tangent(query, key, value, bias, sinks):
         raise NotImplementedError(
             "attention has no forward-mode derivative; torch's math backend has (torch.nn.attention.sdpa_kernel)"
+        )
+    if traces_a_derivative():
+        raise NotImplementedError(
+            f"attention: {TRACED_DERIVATIVE}. Leave the transform out of the compiled function, map under "
+            "torch.no_grad(), or call kittens_torch.scaled_dot_product_attention, which goes to torch"
         )
     if factor is None:
         factor = query_shape[-1] ** -0.5
@@ -272,6 +295,8 @@ def of_drop_in(
         return Fallback(f"head dims ({head_dim}, {value_dim}); the kernels take 1 to {checks.MAX_HEAD_DIM}")
     if has_tangent(query, key, value, *([] if masked is None else [masked])):
         return Fallback("forward-mode AD has no kernel")
+    if traces_a_derivative():
+        return Fallback(TRACED_DERIVATIVE)
     if isinstance(operands, Fallback):
         return operands
     modifiers = _modifiers_of_drop_in(masked, operands, query.dtype, dropout)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NUMBERS = (int, float, torch.SymFloat, torch.SymInt)
 MAX_HEAD_DIM = 256
 # Any window at least this wide is open: lengths stay below it, and i + offset + window cannot overflow 64 bits.
 WIDEST_WINDOW = 2**31 - 1
@@ -114,13 +115,19 @@ def as_float(value: Any) -> float:
         return math.inf
 
 
+def read(value: Any) -> Any:
+    """The number in a tensor of no dims or a scalar of numpy, which torch reads as well; anything else as it is."""
+    if isinstance(value, NUMBERS):  # first: compilers cannot ask a symbolic number for its attributes
+        return value
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
 def scale(value: object) -> float:
-    """`scale` as a finite float. A 0-d tensor is read, as torch does."""
+    """`scale` as a finite float."""
     if isinstance(value, Tensor) and value.requires_grad:
         refuse("scale", "a tensor that requires a gradient", "None or a number; scale the query instead", TypeError)
-    if isinstance(value, Tensor) and value.dim() == 0:
-        value = value.item()
-    if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+    value = read(value)
+    if not isinstance(value, NUMBERS):
         refuse("scale", repr(value), "None or a number", TypeError)
     number = as_float(value)
     if not -math.inf < number < math.inf:
@@ -130,6 +137,9 @@ def scale(value: object) -> float:
 
 def dropout(value: object, error: type[Exception] = RuntimeError) -> float:
     """`dropout_p` in [0, 1]; torch raises RuntimeError beyond it."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        refuse("dropout_p", "a tensor that requires a gradient", "a number from 0 to 1", TypeError)
+    value = read(value)
     if not isinstance(value, (int, float)):
         refuse("dropout_p", repr(value), "a number from 0 to 1", TypeError)
     if not 0.0 <= value <= 1.0:
@@ -210,6 +220,9 @@ def of_heads(
 
 
 def softcap(value: object) -> float:
+    if isinstance(value, Tensor) and value.requires_grad:
+        refuse("softcap", "a tensor that requires a gradient", "0 (none) or a positive number", TypeError)
+    value = read(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse("softcap", repr(value), "0 (none) or a positive number", TypeError)
     if not 0 <= as_float(value) < math.inf:
@@ -221,9 +234,9 @@ def causal(value: object) -> int:
     """The op's corner: 0 none, 1 upper left, 2 lower right."""
     if value is None:
         return 0
-    if value == "upper_left":
+    if isinstance(value, str) and value == "upper_left":
         return 1
-    if value == "lower_right":
+    if isinstance(value, str) and value == "lower_right":
         return 2
     refuse("causal", repr(value), "None, 'upper_left' or 'lower_right'", ValueError)
 

@@ -107,6 +107,15 @@ def machine_missing(device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
+@_constant_while_tracing
+def transforms_being_traced() -> str:
+    """What torch.func does at this point of a graph that torch.compile traces: "derivative", "vmap" alone, or ""."""
+    if torch._C._functorch.maybe_current_level() is None:
+        return ""
+    kinds = {interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack()}
+    return "vmap" if kinds == {torch._C._functorch.TransformType.Vmap} else "derivative"
+
+
 def has_plan() -> bool:
     """Whether the plan module was built."""
     return _plan is not None
@@ -194,7 +203,10 @@ def cpu_prefers_torch(query: Tensor, key: Tensor, value: Tensor, corner: int, mo
     if is_differentiated(query, key, value):
         return True
     known = (query.dtype, query.shape, key.shape, value.shape, corner, torch.get_num_threads())
-    answer = _prefers_torch.get(known)
+    try:
+        answer = _prefers_torch.get(known)
+    except TypeError:  # symbolic sizes, as of make_fx, have no hash: the graph is for all lengths
+        return False
     if answer is None:
         if len(_prefers_torch) >= _REMEMBERED_PLANS:
             _prefers_torch.clear()

@@ -18,7 +18,9 @@ torch's kernel where there is a mask. Dropout stays torch's on both: its backwar
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -207,6 +209,11 @@ OVERRIDES: tuple[tuple[str, str, Callable[[Any], Callable[..., Any]]], ...] = (
 )
 
 
+# The overrides of late. torch looks a kernel up and runs it without a lock or a reference of its own: one that is freed
+# while another thread is about to run it, or runs it, ends the process.
+_late: deque[Any] = deque(maxlen=1024)
+
+
 class _Handle:
     """The overrides in force; the registry holds it, and calls `remove` before anything else takes their place."""
 
@@ -220,6 +227,7 @@ class _Handle:
                 # torch says once in a process that a kernel is overridden, which is what was asked for.
                 warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
                 self._library.impl(operator, override(torchs), key, with_keyset=True, allow_override=True)
+            _late.append(torch.library.get_kernel(f"aten::{operator}", key))
 
     def remove(self) -> None:
         self._library._destroy()
@@ -227,6 +235,7 @@ class _Handle:
 
 torch_attention.register_flash_attention_impl(NAME, register_fn=_Handle)
 _before: str | None = None
+_switching = threading.RLock()  # of two threads that switch at once, one would override the other's override
 
 
 def is_enabled() -> bool:
@@ -249,33 +258,55 @@ def enable() -> None:
     that is active gives way, and comes back at `disable`. Enabling twice is enabling once.
     """
     global _before
-    if is_enabled():
-        return
-    before = torch_attention.current_flash_attention_impl()
-    torch_attention.activate_flash_attention_impl(NAME)
-    _before = before
+    with _switching:
+        if is_enabled():
+            return
+        before = torch_attention.current_flash_attention_impl()
+        torch_attention.activate_flash_attention_impl(NAME)
+        _before = before
 
 
 def disable() -> None:
     """Gives torch its own attention kernels back. Does nothing where ours are not enabled."""
     global _before
-    if not is_enabled():
-        return
-    before, _before = _before, None
-    torch_attention.restore_flash_attention_impl()
-    if before is not None:
-        torch_attention.activate_flash_attention_impl(before)
+    with _switching:
+        if not is_enabled():
+            return
+        before, _before = _before, None
+        torch_attention.restore_flash_attention_impl()
+        if before is not None:
+            torch_attention.activate_flash_attention_impl(before)
+
+
+class _Context:
+    """An open `enabled`: whether ours were enabled before it."""
+
+    def __init__(self, before: bool) -> None:
+        self.before = before
+
+
+_open: list[_Context] = []  # in the order of their beginnings
 
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """`enable` while the context lasts, in all threads. At its end things are as they were at its beginning."""
-    before = is_enabled()
-    enable()
+    """`enable` while the context lasts, in all threads. At its end things are as they were at its beginning.
+
+    Of contexts that overlap, in several threads, the last one to end sees to that.
+    """
+    with _switching:
+        context = _Context(is_enabled())
+        enable()
+        _open.append(context)
     try:
         yield
     finally:
-        if before:
-            enable()
-        else:
-            disable()
+        with _switching:
+            place = _open.index(context)
+            del _open[place]
+            if place < len(_open):  # one that began later goes on, and inherits what was before
+                _open[place].before = context.before
+            elif context.before:
+                enable()
+            else:
+                disable()

@@ -244,6 +244,58 @@ def test_fallback_compiles() -> None:
     assert torch.allclose(output, torch.nn.functional.scaled_dot_product_attention(query, key, value, mask))
 
 
+def _derivatives(attend: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+    """Functions of (query, key, value) that differentiate `attend` by means of torch.func."""
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v).square().sum()
+
+    return {
+        "grad": torch.func.grad(loss, argnums=1),
+        "vjp": lambda q, k, v: torch.func.vjp(lambda k: attend(q, k, v), k)[1](torch.ones_like(q))[0],
+        "grad under vmap": lambda q, k, v: torch.func.vmap(torch.func.grad(loss, argnums=2))(q[None], k[None], v[None]),
+        "vmap": lambda q, k, v: torch.func.vmap(attend)(q[None], k[None], v[None]),
+    }
+
+
+@pytest.mark.parametrize("name", ["grad", "vjp", "grad under vmap", "vmap"])
+def test_derivatives_of_torch_func_inside_a_graph(name: str) -> None:
+    """torch.compile ignores the backward of an autograd function there: only torch's own op may be in the graph."""
+    tensors = [normal(2, 3, 10, 16) for _ in range(3)]
+    if name == "vmap":
+        tensors = leaves(*tensors)
+
+    def results(attend: Callable[..., Tensor], **options: Any) -> list[Tensor]:
+        """The derivative, or the mapped output and its gradients."""
+        function = _derivatives(attend)[name]
+        result = (torch.compile(function, backend="aot_eager", **options) if options else function)(*tensors)
+        return [result, *(torch.autograd.grad(result.square().sum(), tensors) if name == "vmap" else ())]
+
+    def check(found: list[Tensor]) -> None:
+        assert all(torch.allclose(x, y, atol=1e-5) for x, y in zip(found, expected, strict=True))
+
+    expected = results(torch.nn.functional.scaled_dot_product_attention)
+    before = kittens_torch.set_fallback("warn")
+    try:
+        with pytest.warns(kittens_torch.FallbackWarning, match="torch.func"):
+            check(results(drop_in, fullgraph=True))
+    finally:
+        kittens_torch.set_fallback(before)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="NotImplementedError"):
+        results(attention, fullgraph=True)
+    torch._dynamo.reset()
+    check(results(attention, fullgraph=False))  # where the graph may break, ours runs outside of it
+
+
+@pytest.mark.parametrize("attend", [drop_in, attention], ids=["drop-in", "attention"])
+def test_vmap_inside_a_graph(attend: Callable[..., Tensor]) -> None:
+    """Ours where no gradient can be wanted."""
+    tensors = [normal(4, 2, 3, 10, 16) for _ in range(3)]
+    mapped = torch.compile(lambda *t: torch.func.vmap(attend)(*t), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(mapped(*tensors), torch.func.vmap(attend)(*tensors))
+
+
 @devices
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_modified_scores_compile(device: str, dynamic: bool) -> None:

@@ -173,6 +173,55 @@ def test_every_thread(outcomes: list[Outcome]) -> None:
     assert len(outcomes) == 4
 
 
+@pytest.mark.parametrize("first_ends", [0, 1])
+def test_contexts_that_overlap(first_ends: int) -> None:
+    """As in two threads: it is on while one of them is open, and off afterwards."""
+    contexts = [kittens_torch.enabled() for _ in range(2)]
+    for context in contexts:
+        context.__enter__()
+    contexts[first_ends].__exit__(None, None, None)
+    assert enable.is_enabled()
+    contexts[1 - first_ends].__exit__(None, None, None)
+    assert not enable.is_enabled()
+
+
+SWITCHING = """
+import threading, time, torch, kittens_torch
+import torch.nn.functional as F
+query, key, value = torch.randn(3, 1, 2, 40, 16)
+expected = F.scaled_dot_product_attention(query, key, value)
+end = time.monotonic() + 3
+wrong = []
+
+def switch():
+    while time.monotonic() < end:
+        with kittens_torch.enabled():
+            pass
+        kittens_torch.enable()
+        kittens_torch.disable()
+
+def call():
+    while time.monotonic() < end:
+        try:
+            assert torch.allclose(F.scaled_dot_product_attention(query, key, value), expected, atol=1e-5)
+        except Exception as error:
+            wrong.append(error)
+
+threads = [threading.Thread(target=target) for target in (switch, switch, call, call)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong, (len(wrong), wrong[0])
+"""
+
+
+def test_switching_while_other_threads_call() -> None:
+    """In a process of its own: without care it ends with a segmentation fault."""
+    done = subprocess.run([sys.executable, "-c", SWITCHING], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # Numbers
 
 

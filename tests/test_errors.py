@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,6 +112,7 @@ DROP_IN: list[tuple[str, Spoil, type[Exception], tuple[str, ...]]] = [
     ("dropout below 0", lambda q, k, v: {"dropout_p": -0.1}, RuntimeError, ("dropout_p", "-0.1", "0 to 1")),
     ("dropout NaN", lambda q, k, v: {"dropout_p": float("nan")}, RuntimeError, ("dropout_p", "nan", "0 to 1")),
     ("dropout text", lambda q, k, v: {"dropout_p": "no"}, TypeError, ("dropout_p", "'no'", "number")),
+    ("two dropouts", lambda q, k, v: {"dropout_p": torch.zeros(2)}, TypeError, ("dropout_p", "tensor([0.", "number")),
 ]
 WIDE = torch.zeros(2, 4, 5, 257)
 ATTENTION: list[tuple[str, Spoil, type[Exception], tuple[str, ...]]] = [
@@ -246,6 +248,7 @@ ATTENTION: list[tuple[str, Spoil, type[Exception], tuple[str, ...]]] = [
     ),
     ("dropout_p 1.5", lambda q, k, v: {"dropout_p": 1.5}, ValueError, ("dropout_p", "1.5", "0 to 1")),
     ("dropout_p text", lambda q, k, v: {"dropout_p": "a"}, TypeError, ("dropout_p", "'a'", "0 to 1")),
+    ("two causals", lambda q, k, v: {"causal": np.zeros(2)}, ValueError, ("causal", "array([0.", "'lower_right'")),
 ]
 
 

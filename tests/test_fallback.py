@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import kittens_torch
-from kittens_torch import FallbackError, FallbackWarning, dispatch
+from kittens_torch import FallbackError, FallbackWarning, dispatch, ops
 from kittens_torch import scaled_dot_product_attention as ours
 
 MASK = torch.rand(5, 7) > 0.3
@@ -290,3 +290,13 @@ def test_what_torch_runs_faster_on_the_gpu() -> None:
     assert not prefers(query, key, value, visible, 0.0) and prefers(query, key, value, visible, 0.1)
     with torch.no_grad():
         assert not prefers(query, key, value, visible, 0.1)
+
+
+def test_symbolic_sizes_stay_ours() -> None:
+    """A graph of make_fx is for all lengths, as one of torch.compile."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced = make_fx(lambda q, k, v: ours(q, k, v, is_causal=True), tracing_mode="symbolic")(*_tensors())
+    assert any(node.target is ops.forward for node in traced.graph.nodes)
+    longer = _tensors(length_q=9)
+    assert torch.allclose(traced(*longer), ours(*longer, is_causal=True), atol=1e-5)

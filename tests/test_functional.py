@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -343,6 +344,36 @@ class TestFunctionalTransforms:
     def test_an_empty_batch(self) -> None:
         x = torch.randn(0, 1, 2, 4, 8)
         assert torch.func.vmap(lambda y: kittens_torch.attention(y, y, y))(x).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    "number",
+    [np.float32(0.25), np.float64(0.25), np.int64(1), np.bool_(True), torch.tensor(0.25), torch.tensor(1)],
+    ids=lambda number: type(number).__name__ + str(number),
+)
+def test_numbers_that_torch_reads(number: Any) -> None:
+    """Scalars of numpy and tensors without dims are numbers, as for torch; in `attention` the soft cap too."""
+    query, key, value = inputs("cpu", torch.float32, length_q=5, length_k=7, head_dim=8)
+    plain = float(number)
+    torchs = F.scaled_dot_product_attention(query, key, value, scale=number)
+    assert torch.allclose(ours(query, key, value, scale=number), torchs, atol=1e-5)
+    for name in ("scale", "dropout_p") if isinstance(number, np.bool_) else ("scale", "dropout_p", "softcap"):
+        results = []
+        for given in (number, plain):
+            torch.manual_seed(0)
+            results.append(kittens_torch.attention(query, key, value, **{name: given}))
+        assert torch.equal(*results)
+    # dropout_p: the same call for either.
+    assert str(kittens_torch.explain(query, key, value, dropout_p=number)) == str(
+        kittens_torch.explain(query, key, value, dropout_p=plain)
+    )
+
+
+def test_number_of_numpy_in_a_graph() -> None:
+    query, key, value = inputs("cpu", torch.float32, length_q=5, length_k=7, head_dim=8)
+    scale = 1 / np.sqrt(16.0)
+    compiled = torch.compile(lambda q, k, v: ours(q, k, v, scale=scale), fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(query, key, value), ours(query, key, value, scale=0.25), atol=1e-6)
 
 
 @pytest.mark.parametrize("length", [64, 1024])
