@@ -102,9 +102,20 @@ def has_tangent(*operands: Tensor) -> bool:
     """Whether forward-mode AD differentiates one of the operands."""
     if torch.autograd.forward_ad._current_level < 0:
         return False
-    return any(torch.autograd.forward_ad.unpack_dual(operand).tangent is not None for operand in operands)
+    return any(torch.autograd.forward_ad.unpack_dual(_unmapped(operand)).tangent is not None for operand in operands)
 
 
+def _unmapped(tensor: Tensor) -> Tensor:
+    """What torch.func.vmap maps, which can be asked for its tangent; a mapped tensor cannot."""
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+NO_FORWARD_MODE = (
+    "attention has no forward-mode derivative, which torch.func.jvp, jacfwd and hessian take; torch's math backend has "
+    "(torch.nn.attention.sdpa_kernel). jacrev of jacrev has the second one of attention(..., double_backward=True)"
+)
 TRACED_DERIVATIVE = (
     "torch.compile traces a derivative of torch.func, or torch.func.vmap in grad mode, where it ignores the backward "
     "of an autograd.Function"
@@ -169,9 +180,7 @@ def of_attention(
     modifiers = _modifiers(query, key, mask, bias, key_lengths, alibi_slopes, sinks, dropout, cap)
     differentiable = [operand for operand in (query, key, value, bias, sinks) if operand is not None]
     if has_tangent(*differentiable):
-        raise NotImplementedError(
-            "attention has no forward-mode derivative; torch's math backend has (torch.nn.attention.sdpa_kernel)"
-        )
+        raise NotImplementedError(NO_FORWARD_MODE)
     if traces_a_derivative():
         raise NotImplementedError(
             f"attention: {TRACED_DERIVATIVE}. Leave the transform out of the compiled function, map under "
