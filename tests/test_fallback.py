@@ -158,6 +158,16 @@ def test_forward_mode_derivative() -> None:
     assert torch.allclose(mapped[0], torchs[0], atol=1e-5)
 
 
+def test_float64_under_checked_machine() -> None:
+    tensors = tuple(tensor.double() for tensor in _tensors())
+    with kittens_torch.checked_machine():
+        with pytest.warns(FallbackWarning, match="checked machine has float16"):
+            output = ours(*tensors)
+        with pytest.raises(NotImplementedError, match=r"cannot run torch.float64 on cpu: the checked machine has"):
+            kittens_torch.attention(*tensors)
+    assert torch.equal(output, F.scaled_dot_product_attention(*tensors))
+
+
 def test_nested_tensors() -> None:
     nested = torch.nested.nested_tensor([torch.randn(4, 3, 8), torch.randn(4, 5, 8)], layout=torch.strided)
     with pytest.warns(FallbackWarning, match="nested"):
