@@ -103,9 +103,20 @@ def has_tangent(*operands: Tensor | None) -> bool:
     if torch.autograd.forward_ad._current_level < 0:
         return False
     unpack = torch.autograd.forward_ad.unpack_dual
-    return any(operand is not None and unpack(operand).tangent is not None for operand in operands)
+    return any(operand is not None and unpack(_unmapped(operand)).tangent is not None for operand in operands)
 
 
+def _unmapped(tensor: Tensor) -> Tensor:
+    """What torch.func.vmap maps, which can be asked for its tangent; a mapped tensor cannot."""
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+NO_FORWARD_MODE = (
+    "attention has no forward-mode derivative, which torch.func.jvp, jacfwd and hessian take; torch's math backend has "
+    "(torch.nn.attention.sdpa_kernel). jacrev of jacrev has the second one of attention(..., double_backward=True)"
+)
 TRACED_DERIVATIVE = (
     "torch.compile traces a derivative of torch.func, or torch.func.vmap in grad mode, where it ignores the backward "
     "of an autograd.Function"
@@ -172,9 +183,7 @@ def of_attention(
     if dropout or cap or any(tensor is not None for tensor in (mask, bias, key_lengths, alibi_slopes, sinks)):
         modifiers = _modifiers(query, key, mask, bias, key_lengths, alibi_slopes, sinks, dropout, cap)
     if has_tangent(query, key, value, bias, sinks):
-        raise NotImplementedError(
-            "attention has no forward-mode derivative; torch's math backend has (torch.nn.attention.sdpa_kernel)"
-        )
+        raise NotImplementedError(NO_FORWARD_MODE)
     if traces_a_derivative():
         raise NotImplementedError(
             f"attention: {TRACED_DERIVATIVE}. Leave the transform out of the compiled function, map under "

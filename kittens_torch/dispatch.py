@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import ops
+
 try:
     from . import _plan
 except ImportError:
@@ -102,6 +104,8 @@ def machine_missing(device: torch.device, dtype: torch.dtype) -> str:
         return f"no kernels for device type {device.type}"
     if dtype not in allowed:
         return f"no {device.type} kernels for {dtype}"
+    if device.type == "cpu" and dtype == torch.float64 and ops.checking():
+        return "the checked machine has float16, bfloat16 and float32"
     if device.type == "cuda":
         return gpu_missing(device.index)
     return ""

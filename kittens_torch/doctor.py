@@ -143,7 +143,7 @@ def checks() -> Iterator[Check]:
 
 def _integrations() -> str:
     found = []
-    for package in ("transformers",):
+    for package in ("transformers", "diffusers"):
         try:
             found.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:

@@ -239,7 +239,13 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     if _is_tracing():
         return function.apply(*_distinct(arguments))
     if _functorch_level() is not None:
-        return function.apply(*arguments)
+        try:
+            return function.apply(*arguments)
+        except NotImplementedError as error:
+            if "jvp" not in str(error):
+                raise
+            # A tangent below another transform, as under hessian, which the checks do not see.
+            raise NotImplementedError(call.NO_FORWARD_MODE) from error
     return eager_apply[function](*(_unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments))
 
 

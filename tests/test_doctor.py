@@ -23,6 +23,8 @@ def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         runpy.run_module("kittens_torch", run_name="__main__")
     told = capsys.readouterr().out
     assert not ended.value.code and told.endswith("Everything works.\n") and told.startswith("kittens_torch "), told
+    listed = next(line for line in told.splitlines() if line.startswith("integrations "))
+    assert "transformers" in listed and "diffusers" in listed
     wanted = {f"cpu {str(dtype).removeprefix('torch.')}" for dtype in dispatch.KERNEL_DTYPES["cpu"]}
     wanted |= {"checked machine", "enable() on the cpu"}
     if torch.cuda.is_available() and not dispatch.gpu_missing(0):

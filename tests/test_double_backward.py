@@ -220,6 +220,8 @@ def test_transforms_of_torch_func() -> None:
 
     hessians = [torch.func.jacrev(torch.func.jacrev(function))(query) for function in (of_all, of_all_exact)]
     torch.testing.assert_close(*hessians)
+    with pytest.raises(NotImplementedError, match=r"attention has no forward-mode .*jacrev of jacrev"):
+        torch.func.hessian(lambda query: twice(query, key, value, bias=bias).square().sum())(query)
 
 
 def test_dropout_under_vmap() -> None:

@@ -148,7 +148,24 @@ def test_forward_mode_derivative() -> None:
         _, torchs = torch.func.jvp(
             lambda query: F.scaled_dot_product_attention(query, *tensors[1:]), (tensors[0],), (tangent,)
         )
+        # What vmap maps inside of it does not tell that it has a tangent.
+        _, mapped = torch.func.jvp(
+            torch.func.vmap(lambda query: ours(query[None], *(tensor[:1] for tensor in tensors[1:]))[0]),
+            (tensors[0],),
+            (tangent,),
+        )
     assert torch.allclose(mine, torchs, atol=1e-5)
+    assert torch.allclose(mapped[0], torchs[0], atol=1e-5)
+
+
+def test_float64_under_checked_machine() -> None:
+    tensors = tuple(tensor.double() for tensor in _tensors())
+    with kittens_torch.checked_machine():
+        with pytest.warns(FallbackWarning, match="checked machine has float16"):
+            output = ours(*tensors)
+        with pytest.raises(NotImplementedError, match=r"cannot run torch.float64 on cpu: the checked machine has"):
+            kittens_torch.attention(*tensors)
+    assert torch.equal(output, F.scaled_dot_product_attention(*tensors))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
