@@ -169,7 +169,8 @@ def attention(
     causal: None, "upper_left" (key j visible iff j <= i) or "lower_right" (j <= i + Lk - Lq).
     window: (left, right) keys before and after the diagonal that stay visible, None for an open side; the diagonal is
         the lower-right one unless causal is "upper_left".
-    scale: any finite number, 1/sqrt(D) by default.
+    scale: any finite number, 1/sqrt(D) by default. Scores are floats in the kernels: beyond 1e8 in size (1e16 for
+        float64) neighbouring ones are so far apart that weights, and the output with them, may be NaN.
     return_lse: also return the natural-log logsumexp of the scaled logits, (B, Hq, Lq), float32 (float64 for float64),
         differentiable as well.
     deterministic: True asks for gradients that are the same bit for bit at every run, as
