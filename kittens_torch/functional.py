@@ -102,6 +102,9 @@ def _usual_call(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scal
     if not _is_grad_enabled() or not (
         query.requires_grad or key.requires_grad or value.requires_grad or _functorch_level() is not None
     ):
+        output = ops.direct_forward(query, key, value, scale, call.UPPER_LEFT if is_causal else 0)
+        if output is not None:
+            return output
         # Each argument that is the op's default, and not given, saves its conversion.
         settings = (scale, call.UPPER_LEFT) if is_causal else () if scale is None else (scale,)
         return ops.eager_forward(query, key, value, *settings)[0]
