@@ -17,6 +17,7 @@ struct torch_functions {
   const DLPackExchangeAPI* exchange = nullptr;
   direct_forward forward = nullptr;
   direct_layout layout = nullptr;
+  PyObject *tensor = nullptr, *parameter = nullptr;  // the types of plain tensors: what derives from them may be anything
   PyObject *empty_like = nullptr, *new_empty_strided = nullptr, *is_negative = nullptr;
   PyObject* questions[most_questions];
   Py_ssize_t question_count = 0;
@@ -36,6 +37,8 @@ bool says_yes(PyObject* answer) {
 
 // False for what no kernel takes, and for tensors without memory. The sizes and strides are the tensor's own.
 bool describe(PyObject* tensor, direct_tensor& out) {
+  const PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  if (type != from_torch.tensor && type != from_torch.parameter) return false;
   DLTensor t;
   if (from_torch.exchange->dltensor_from_py_object_no_sync(tensor, &t) != 0) return false;
   if (t.ndim != 4 || !t.data || !t.strides || (t.device.device_type != kDLCUDA && t.device.device_type != kDLCPU)) return false;
@@ -94,15 +97,16 @@ template <class Function> bool find(void* library, const char* name, Function& f
   return function != nullptr;
 }
 
-// (path of the op library, torch.Tensor.__dlpack_c_exchange_api__, torch.empty_like, torch.Tensor.new_empty_strided, torch.Tensor.is_neg, then
-// functions whose true answer says that somebody must see the op)
+// (path of the op library, torch.Tensor, torch.nn.Parameter, torch.empty_like, functions whose true answer says that somebody must see the op)
 PyObject* prepare(PyObject*, PyObject* arguments) {
   torch_functions found;
   const char* path = nullptr;
-  PyObject *capsule = nullptr, *questions = nullptr;
-  if (!PyArg_ParseTuple(arguments, "sOOOOO!", &path, &capsule, &found.empty_like, &found.new_empty_strided, &found.is_negative, &PyTuple_Type, &questions))
-    return nullptr;
+  PyObject *empty_like = nullptr, *questions = nullptr;
+  if (!PyArg_ParseTuple(arguments, "sOOOO!", &path, &found.tensor, &found.parameter, &empty_like, &PyTuple_Type, &questions)) return nullptr;
+  PyObject* capsule = PyObject_GetAttrString(found.tensor, "__dlpack_c_exchange_api__");
+  if (!capsule) return nullptr;
   found.exchange = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  Py_DecRef(capsule);  // the type keeps it
   if (!found.exchange) return nullptr;
   if (found.exchange->header.version.major != 1 || !found.exchange->dltensor_from_py_object_no_sync) {
     PyErr_SetString(PyExc_ImportError, "this torch's DLPack exchange functions are of another version");
@@ -120,7 +124,11 @@ PyObject* prepare(PyObject*, PyObject* arguments) {
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < found.question_count; i++) Py_IncRef(found.questions[i] = PyTuple_GetItem(questions, i));
-  for (PyObject* kept : {found.empty_like, found.new_empty_strided, found.is_negative}) Py_IncRef(kept);
+  found.empty_like = empty_like;
+  found.new_empty_strided = PyObject_GetAttrString(found.tensor, "new_empty_strided");
+  found.is_negative = PyObject_GetAttrString(found.tensor, "is_neg");
+  if (!found.new_empty_strided || !found.is_negative) return nullptr;
+  for (PyObject* kept : {found.tensor, found.parameter, found.empty_like}) Py_IncRef(kept);
   from_torch = found;
   Py_RETURN_NONE;
 }
@@ -128,7 +136,7 @@ PyObject* prepare(PyObject*, PyObject* arguments) {
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&forward)), METH_FASTCALL,
      "forward(query, key, value, scale, corner): the output, or None where the op must be taken"},
-    {"prepare", &prepare, METH_VARARGS, "prepare(library, exchange, empty_like, new_empty_strided, is_neg, questions)"},
+    {"prepare", &prepare, METH_VARARGS, "prepare(library, torch.Tensor, torch.nn.Parameter, torch.empty_like, questions)"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_direct", "The forward op without torch's dispatcher; see ops.py.", -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -6,10 +6,9 @@ from torch import Tensor
 def forward(query: Any, key: Any, value: Any, scale: float | None, corner: int, /) -> Tensor | None: ...
 def prepare(
     library: str,
-    exchange: object,
+    tensor: type,
+    parameter: type,
     empty_like: Callable[..., Tensor],
-    new_empty_strided: Callable[..., Tensor],
-    is_neg: Callable[[Tensor], bool],
     questions: tuple[Callable[[], object], ...],
     /,
 ) -> None: ...

@@ -67,18 +67,17 @@ def _find_direct() -> Callable[..., Tensor | None]:
 
     On the host it takes half the time of the op. None, with nothing done, where the op must be taken: because somebody
     must see it (a mode of torch's dispatch or function protocol, torch.func, torch.jit.trace, a profiler), because it
-    has to copy or to refuse, or where this build or this torch lacks what the short way needs. For three plain tensors
-    without a gradient; corner 0 or `UPPER_LEFT`.
+    has to copy or to refuse, because an operand is no plain tensor, or where this build or this torch lacks what the
+    short way needs. For operands whose gradient is not wanted; corner 0 or `UPPER_LEFT`.
     """
     try:
         from . import _direct
 
         _direct.prepare(
             str(LIBRARY),
-            Tensor.__dlpack_c_exchange_api__,
+            Tensor,
+            torch.nn.Parameter,
             torch.empty_like,
-            Tensor.new_empty_strided,
-            Tensor.is_neg,
             (
                 torch._C._len_torch_dispatch_stack,
                 torch._C._len_torch_function_stack,

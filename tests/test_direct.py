@@ -79,6 +79,10 @@ class _Functions(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class _Derived(Tensor):
+    pass
+
+
 class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
@@ -120,9 +124,11 @@ def test_tensors_that_are_not_plain() -> None:
     zeros = torch._efficientzerotensor(1, 2, 8, 16, dtype=torch.float16)
     sparse, meta, whole = plain.to_sparse(), plain.to("meta"), plain.to(torch.int32)
     nested = torch.nested.nested_tensor([torch.randn(2, n, 16, dtype=torch.float16) for n in (3, 5)])
-    for odd in (negative, zeros, sparse, meta, whole, nested, plain[0], None, 3):
+    derived = plain.as_subclass(_Derived)
+    for odd in (negative, zeros, sparse, meta, whole, nested, derived, plain[0], None, 3):
         for operands in ((odd, plain, plain), (plain, odd, plain), (plain, plain, odd)):
             assert ops.direct_forward(*operands, None, 0) is None
+    check_direct(*(torch.nn.Parameter(plain, requires_grad=False) for _ in range(3)))
 
 
 def test_what_the_op_refuses_or_settles() -> None:
