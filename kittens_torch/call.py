@@ -98,11 +98,12 @@ def fold_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
     return query * 0, 1.0
 
 
-def has_tangent(*operands: Tensor) -> bool:
+def has_tangent(*operands: Tensor | None) -> bool:
     """Whether forward-mode AD differentiates one of the operands."""
     if torch.autograd.forward_ad._current_level < 0:
         return False
-    return any(torch.autograd.forward_ad.unpack_dual(operand).tangent is not None for operand in operands)
+    unpack = torch.autograd.forward_ad.unpack_dual
+    return any(operand is not None and unpack(operand).tangent is not None for operand in operands)
 
 
 def of_attention(
@@ -138,26 +139,29 @@ def of_attention(
     cap, dropout = checks.softcap(softcap), checks.dropout(dropout_p, ValueError)
     query, key, value = autocast(query, key, value)
     checks.same_dtype_and_device(query, key, value)
-    checks.rank_four(query, key, value)
-    checks.lengths_and_head_dims(query, key, value)
-    checks.head_dims_of_kernels(query, value)
-    checks.batch_and_heads(query, key, value)
+    shapes = query_shape, _, value_shape = query.shape, key.shape, value.shape
+    checks.rank_four(*shapes)
+    checks.lengths_and_head_dims(*shapes)
+    checks.head_dims_of_kernels(query_shape, value_shape)
+    checks.batch_and_heads(*shapes)
     missing = dispatch.machine_missing(query.device, query.dtype)
     if missing:
         raise NotImplementedError(
             f"attention cannot run {query.dtype} on {query.device}: {missing}. Convert the inputs, or call "
             "kittens_torch.scaled_dot_product_attention, which goes to torch"
         )
-    modifiers = _modifiers(query, key, mask, bias, key_lengths, alibi_slopes, sinks, dropout, cap)
-    differentiable = [operand for operand in (query, key, value, bias, sinks) if operand is not None]
-    if has_tangent(*differentiable):
+    modifiers = None
+    if dropout or cap or any(tensor is not None for tensor in (mask, bias, key_lengths, alibi_slopes, sinks)):
+        modifiers = _modifiers(query, key, mask, bias, key_lengths, alibi_slopes, sinks, dropout, cap)
+    if has_tangent(query, key, value, bias, sinks):
         raise NotImplementedError(
             "attention has no forward-mode derivative; torch's math backend has (torch.nn.attention.sdpa_kernel)"
         )
     if factor is None:
-        factor = query.shape[-1] ** -0.5
-    query, factor = fold_scale(query, factor)
-    return Operands(query, key, value, factor, corner, window_left, window_right, modifiers=modifiers)
+        factor = query_shape[-1] ** -0.5
+    if not SMALLEST_FLOAT32 <= factor < math.inf:
+        query, factor = fold_scale(query, factor)
+    return Operands(query, key, value, factor, corner, window_left, window_right, None, False, modifiers)
 
 
 def _modifiers(
@@ -171,7 +175,7 @@ def _modifiers(
     dropout_p: float,
     softcap: float,
 ) -> Modifiers | None:
-    """The modifiers of `attention(...)`, checked; None where none is given."""
+    """The modifiers of `attention(...)`, checked; None where they change nothing, as a soft cap of 1e30."""
     batch, heads, length_q = query.shape[:3]
     logits, device, dtype = (batch, heads, length_q, key.shape[2]), query.device, query.dtype
     real = torch.float64 if dtype == torch.float64 else torch.float32
@@ -245,8 +249,9 @@ def of_drop_in(
             return Fallback(f"{argument} has layout {operand.layout}")
     query, key, value = autocast(query, key, value)
     checks.same_dtype_and_device(query, key, value)
-    checks.rank_at_least_two(query, key, value)
-    checks.lengths_and_head_dims(query, key, value)
+    shapes = query.shape, key.shape, value.shape
+    checks.rank_at_least_two(*shapes)
+    checks.lengths_and_head_dims(*shapes)
     length_q, length_k = query.shape[-2], key.shape[-2]
     if bias is not None and (bias.seq_len_q, bias.seq_len_kv) != (length_q, length_k):
         checks.refuse("lengths of attn_mask", (bias.seq_len_q, bias.seq_len_kv), f"{(length_q, length_k)}, as q and k")

@@ -48,7 +48,8 @@ def flag(argument: str, value: object) -> None:
 
 
 def same_dtype_and_device(query: Tensor, key: Tensor, value: Tensor) -> None:
-    if not (query.dtype == key.dtype == value.dtype):
+    dtype = query.dtype
+    if not (dtype == key.dtype == value.dtype):
         refuse(
             "dtype of (query, key, value)",
             f"({query.dtype}, {key.dtype}, {value.dtype})",
@@ -60,45 +61,49 @@ def same_dtype_and_device(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"({query.device}, {key.device}, {value.device})",
             "the same device for query, key and value",
         )
-    if not (query.dtype.is_floating_point or query.dtype.is_complex):
+    if dtype not in FLOATING and not (dtype.is_floating_point or dtype.is_complex):
         refuse("dtype of query", query.dtype, ", ".join(str(dtype) for dtype in FLOATING))
 
 
-def rank_at_least_two(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for argument, operand in (("query", query), ("key", key), ("value", value)):
-        if operand.dim() < 2:
-            refuse(f"rank of {argument}", operand.dim(), "at least 2, (..., length, head dim)")
+# The following take shapes: a tensor makes its shape anew each time that it is asked for it.
 
 
-def rank_four(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for argument, operand in (("query", query), ("key", key), ("value", value)):
-        if operand.dim() != 4:
-            refuse(f"rank of {argument}", operand.dim(), "4, (batch, heads, length, head dim)")
+def rank_at_least_two(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
+    for argument, shape in (("query", query), ("key", key), ("value", value)):
+        if len(shape) < 2:
+            refuse(f"rank of {argument}", len(shape), "at least 2, (..., length, head dim)")
 
 
-def lengths_and_head_dims(query: Tensor, key: Tensor, value: Tensor) -> None:
+def rank_four(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
+    for argument, shape in (("query", query), ("key", key), ("value", value)):
+        if len(shape) != 4:
+            refuse(f"rank of {argument}", len(shape), "4, (batch, heads, length, head dim)")
+
+
+def lengths_and_head_dims(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
     """The last two dimensions of key and value against the query and each other."""
-    if key.shape[-1] != query.shape[-1]:
-        refuse("head dim of key", key.shape[-1], f"{query.shape[-1]}, the head dim of query")
-    if value.shape[-2] != key.shape[-2]:
-        refuse("length of value", value.shape[-2], f"{key.shape[-2]}, the length of key")
+    if key[-1] != query[-1]:
+        refuse("head dim of key", key[-1], f"{query[-1]}, the head dim of query")
+    if value[-2] != key[-2]:
+        refuse("length of value", value[-2], f"{key[-2]}, the length of key")
 
 
-def head_dims_of_kernels(query: Tensor, value: Tensor) -> None:
-    for argument, operand in (("query", query), ("value", value)):
-        if not 1 <= operand.shape[-1] <= MAX_HEAD_DIM:
-            refuse(f"head dim of {argument}", operand.shape[-1], f"1 to {MAX_HEAD_DIM}")
+def head_dims_of_kernels(query: torch.Size, value: torch.Size) -> None:
+    for argument, shape in (("query", query), ("value", value)):
+        if not 1 <= shape[-1] <= MAX_HEAD_DIM:
+            refuse(f"head dim of {argument}", shape[-1], f"1 to {MAX_HEAD_DIM}")
 
 
-def batch_and_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
+def batch_and_heads(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
     """Equal batch, equal heads of key and value, dividing the heads of the query."""
-    for argument, operand in (("key", key), ("value", value)):
-        if operand.shape[0] != query.shape[0]:
-            refuse(f"batch of {argument}", operand.shape[0], f"{query.shape[0]}, the batch of query")
-    if value.shape[1] != key.shape[1]:
-        refuse("heads of value", value.shape[1], f"{key.shape[1]}, the heads of key")
-    if (query.shape[1] % key.shape[1] if key.shape[1] else query.shape[1]) != 0:
-        refuse("heads of key", key.shape[1], f"a divisor of {query.shape[1]}, the heads of query")
+    batch, heads, heads_k = query[0], query[1], key[1]
+    for argument, shape in (("key", key), ("value", value)):
+        if shape[0] != batch:
+            refuse(f"batch of {argument}", shape[0], f"{batch}, the batch of query")
+    if value[1] != heads_k:
+        refuse("heads of value", value[1], f"{heads_k}, the heads of key")
+    if (heads % heads_k if heads_k else heads) != 0:
+        refuse("heads of key", heads_k, f"a divisor of {heads}, the heads of query")
 
 
 def as_float(value: Any) -> float:

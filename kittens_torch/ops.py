@@ -214,4 +214,5 @@ def run_forward(
     """The forward op on the flavour in force: (output, logsumexp)."""
     if _checked is not None and query.device.type == "cpu":
         return checked_forward(query, key, value, scale, corner, window_left, window_right, *_checked)
-    return forward(query, key, value, *without_defaults((scale, corner, window_left, window_right)))
+    op = forward if torch.compiler.is_dynamo_compiling() else eager_forward
+    return op(query, key, value, *without_defaults((scale, corner, window_left, window_right)))
