@@ -1,6 +1,7 @@
-"""Builds the two compiled parts of kittens_torch.
+"""Builds the three compiled parts of kittens_torch.
 
 kittens_torch/_C.abi3.so    the operators, on torch's stable ABI: one build for every torch >= 2.11 and Python >= 3.10
+kittens_torch/_direct.abi3.so  a short way to the forward operator, for as many
 kittens_torch/_plan.*.so    a small pybind11 module for explain() and build_info(); left out where pybind11 is missing
 
 Everything else about the package is in pyproject.toml. KITTENS_TORCH_ARCHS chooses the GPU targets (90a, or none),
@@ -98,7 +99,9 @@ LIBRARY = [
     Source("csrc/bindings/backward.cpp"),
     Source("csrc/bindings/stream.cpp"),
     Source("csrc/bindings/library.cpp"),
+    Source("csrc/bindings/direct.cpp"),
 ]
+DIRECT = [Source("csrc/direct_module.cpp")]
 PLAN = [
     Source("csrc/attention/plan.cpp"),
     Source("csrc/kittens/cpu/features.cpp"),
@@ -108,9 +111,10 @@ PLAN = [
 LANGUAGE = ["-std=c++20"]
 # No symbol leaves a library but those its loader needs. Unique symbols would keep a library from being unloaded.
 HOST = ["-fPIC", "-fvisibility=hidden", "-fno-gnu-unique"]
+LIMITED_API = ["-DPy_LIMITED_API=0x030A0000"]
 STABLE_ABI = [
     f"-DTORCH_TARGET_VERSION=0x{toolchain.OLDEST_TORCH[0]:02x}{toolchain.OLDEST_TORCH[1]:02x}000000000000",
-    "-DPy_LIMITED_API=0x030A0000",
+    *LIMITED_API,
 ]
 # tests/test_build_log.py reads what these flags make ptxas say.
 PTXAS = ["-lineinfo", "-Xptxas", "-v,--warn-on-spills,--warn-on-local-memory-usage"]
@@ -128,6 +132,17 @@ def package_version() -> str:
 def pybind11_include() -> Path | None:
     found = toolchain.find_package("pybind11", toolchain.site_folders())
     return next((folder / "include" for folder in found if folder.joinpath("include/pybind11").is_dir()), None)
+
+
+def python_include() -> Path | None:
+    folder = Path(sysconfig.get_path("include"))
+    return folder if folder.joinpath("Python.h").exists() else None
+
+
+def buildable() -> set[str]:
+    """The parts that can be built here; what else is listed does without the others."""
+    python = python_include() is not None
+    return {"_C"} | ({"_direct"} if python else set()) | ({"_plan"} if python and pybind11_include() else set())
 
 
 class Build:
@@ -154,7 +169,9 @@ class Build:
                 f"note: this torch is built for CUDA {self.torch.cuda} and nvcc is of CUDA {self.nvcc.version}: "
                 f"the GPU's driver must know CUDA {self.nvcc.release[0]} too"
             )
-        if not self.pybind11:
+        if not python_include():
+            say("Python.h is missing: building the op library alone, explain() will say less and calls start slower")
+        elif not self.pybind11:
             say("pybind11 is missing: building without the plan module, explain() will say so")
 
     def wanted(self, sources: list[Source]) -> list[Source]:
@@ -186,13 +203,16 @@ class Build:
                 f'-DKITTENS_TORCH_VERSION="{package_version()}"',
                 f'-DKITTENS_TORCH_HEADERS="{self.torch.version}"',
             ]
+        if source.path == "csrc/direct_module.cpp":
+            includes += [*self.torch.include, Path(sysconfig.get_path("include"))]
+            command += LIMITED_API
         command += [word for folder in includes for word in ("-isystem", str(folder))]
         return Compilation(Path(source.path), target, command, source.machine or None, ROOT)
 
     def link_options(self, library: bool) -> list[str]:
         options = ["-Wl,--as-needed", "-Wl,--exclude-libs,ALL"]
         if not library:
-            return options  # The interpreter has the symbols that the plan module lacks.
+            return options  # The interpreter has the symbols that the modules lack.
         # torch is imported first, so its libraries need no path of ours. Never torch_cuda, c10_cuda or Python's.
         options += [f"-L{self.torch.lib}", f"-Wl,-rpath-link,{self.torch.lib}", "-ltorch_cpu", "-lc10"]
         options += ["-Wl,--no-undefined"]
@@ -226,16 +246,16 @@ class BuildLibraries(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        if pybind11_include() is None:
-            self.extensions = [extension for extension in self.extensions if extension.name != "kittens_torch._plan"]
+        parts = buildable()
+        self.extensions = [built for built in self.extensions if built.name.rpartition(".")[2] in parts]
 
     def get_ext_filename(self, fullname: str) -> str:
-        if fullname.endswith("_C"):
+        if fullname.endswith(("_C", "_direct")):
             return "/".join(fullname.split(".")) + ".abi3.so"
         return str(super().get_ext_filename(fullname))
 
     def build_extensions(self) -> None:
-        parts = {"_C": LIBRARY, "_plan": PLAN}
+        parts = {"_C": LIBRARY, "_direct": DIRECT, "_plan": PLAN}
         names = {extension.name: extension.name.rpartition(".")[2] for extension in self.extensions}
         try:
             libraries = Build().run({part: parts[part] for part in names.values()})
@@ -261,9 +281,10 @@ if __name__ == "__main__":
     setup(
         ext_modules=[
             Extension("kittens_torch._C", [source.path for source in LIBRARY]),
+            Extension("kittens_torch._direct", [source.path for source in DIRECT]),
             Extension("kittens_torch._plan", [source.path for source in PLAN]),
         ],
         cmdclass={"build": FreshBuild, "build_ext": BuildLibraries},
         # Without the plan module nothing in a wheel depends on the Python it was built with.
-        options={} if pybind11_include() else {"bdist_wheel": {"py_limited_api": "cp310"}},
+        options={} if "_plan" in buildable() else {"bdist_wheel": {"py_limited_api": "cp310"}},
     )

@@ -44,6 +44,8 @@ def host_calls(device: torch.device) -> tuple[dict[str, Callable[[], object]], d
         "F.sdpa": lambda: F.scaled_dot_product_attention(query, key, value),
         "F.sdpa with grad": with_grad(F.scaled_dot_product_attention),
         "F.sdpa forward and backward": with_backward(F.scaled_dot_product_attention),
+        # What autograd itself takes for one operation on three tensors.
+        "torch.addcmul forward and backward": with_backward(torch.addcmul),
     }
     missing: dict[str, str] = {}
     try:

@@ -22,6 +22,7 @@ _is_tracing = torch.compiler.is_dynamo_compiling
 _functorch_level = torch._C._functorch.maybe_current_level
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 _eager_attention = eager_apply[EagerAttention]
+_USUAL_INTERVALS = ((0, -1, -1), (call.UPPER_LEFT, -1, -1))  # corner and window
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _LARGEST_SCALE = torch.finfo(torch.float32).max
 # The reports that are open (`report`). The drop-in's calls reach them through their torch function mode.
@@ -103,6 +104,9 @@ def _usual_call(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scal
     if not _is_grad_enabled() or not (
         query.requires_grad or key.requires_grad or value.requires_grad or _functorch_level() is not None
     ):
+        output = ops.direct_forward(query, key, value, scale, call.UPPER_LEFT if is_causal else 0)
+        if output is not None:
+            return output
         # Each argument that is the op's default, and not given, saves its conversion.
         settings = (scale, call.UPPER_LEFT) if is_causal else () if scale is None else (scale,)
         return ops.eager_forward(query, key, value, *settings)[0]
@@ -138,7 +142,7 @@ def _any_call(
     if isinstance(operands, call.Fallback):
         dispatch.fell_back(operands.reason)
     elif not call.torch_is_faster(operands):
-        return operands.restore(_run(operands)[0])
+        return operands.restore(_run(operands, wants_logsumexp=False)[0])
     return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -222,8 +226,8 @@ def attention(
     if not _is_tracing() and watchers:
         for watcher in watchers:
             watcher.attention_runs(query, key, value, scale, operands)
-    output, logsumexp = _run(operands, deterministic is True, double_backward)
-    return (output, logsumexp) if return_lse else output
+    output, logsumexp = _run(operands, deterministic is True, double_backward, return_lse)
+    return output if logsumexp is None or not return_lse else (output, logsumexp)
 
 
 def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
@@ -250,13 +254,20 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return eager_apply[function](*(_unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments))
 
 
-def _run(operands: call.Operands, deterministic: bool = False, twice: bool = False) -> tuple[Tensor, Tensor]:
+def _run(
+    operands: call.Operands, deterministic: bool = False, twice: bool = False, wants_logsumexp: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """(output, logsumexp); the logsumexp may be None where it is not wanted."""
     query, key, value = operands.query, operands.key, operands.value
     settings = (operands.scale, operands.corner, operands.window_left, operands.window_right)
     if operands.modifiers is not None:
         return _run_modified(query, key, value, settings, operands.modifiers, deterministic, twice)
     if _is_differentiated(query, key, value):
         return _apply(Attention, query, key, value, *settings, deterministic, twice)
+    if not wants_logsumexp and settings[1:] in _USUAL_INTERVALS and not _is_tracing() and not ops.checking():
+        output = ops.direct_forward(query, key, value, settings[0], settings[1])
+        if output is not None:
+            return output, None
     return ops.run_forward(query, key, value, *settings)
 
 

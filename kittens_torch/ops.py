@@ -8,7 +8,7 @@ Loading starts no CUDA context and needs no driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,38 @@ _load()
 forward = torch.ops.kittens_torch.forward.default
 # The same for eager calls, without the Python function around it.
 eager_forward = forward._op
+
+
+def _find_direct() -> Callable[..., Tensor | None]:
+    """direct_forward(query, key, value, scale or None, corner): the output of `forward` without torch's dispatcher.
+
+    On the host it takes half the time of the op. None, with nothing done, where the op must be taken: because somebody
+    must see it (a mode of torch's dispatch or function protocol, torch.func, torch.jit.trace, a profiler), because it
+    has to copy or to refuse, because an operand is no plain tensor, or where this build or this torch lacks what the
+    short way needs. For operands whose gradient is not wanted; corner 0 or `UPPER_LEFT`.
+    """
+    try:
+        from . import _direct
+
+        _direct.prepare(
+            str(LIBRARY),
+            Tensor,
+            torch.nn.Parameter,
+            torch.empty_like,
+            (
+                torch._C._len_torch_dispatch_stack,
+                torch._C._len_torch_function_stack,
+                torch._C._functorch.maybe_current_level,
+                torch._C._is_tracing,
+                torch._C._autograd._profiler_enabled,
+            ),
+        )
+    except (ImportError, AttributeError):
+        return lambda *operands: None
+    return _direct.forward
+
+
+direct_forward = _find_direct()
 checked_forward = torch.ops.kittens_torch.checked_forward.default
 # With what modifies scores beyond a scale and a key interval, after the settings of `forward`: mask (bool) and bias
 # (float32 or the query's dtype; float64 with float64), both of 4 dims, each 1 or that of (batch, heads, Lq, Lk);

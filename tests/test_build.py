@@ -142,7 +142,7 @@ def test_unknown_archs_are_refused_with_the_allowed_ones(text: str) -> None:
 def test_every_source_is_listed_once(setup_script: ModuleType) -> None:
     listed = [source.path for source in setup_script.LIBRARY]
     assert len(listed) == len(set(listed))
-    listed += [source.path for source in setup_script.PLAN]
+    listed += [source.path for source in setup_script.PLAN + setup_script.DIRECT]
     places = ["csrc/*", "csrc/attention/**/*", "csrc/bindings/*", "csrc/kittens/cpu/*", "csrc/kittens/sm90/*"]
     found = {str(path.relative_to(ROOT)) for place in places for path in ROOT.glob(place)}
     assert {path for path in found if path.endswith((".cpp", ".cu"))} == set(listed)
@@ -179,18 +179,28 @@ def test_row_53_newer_cuda_than_torch_s_is_pointed_out(
     assert "note:" not in capsys.readouterr().out
 
 
-def test_build_without_pybind11_leaves_the_plan_module_out(
-    setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("lacks", "says", "built"),
+    [
+        ("pybind11_include", "pybind11 is missing", ["_C", "_direct"]),
+        ("python_include", "Python.h is missing", ["_C"]),
+    ],
+)
+def test_build_leaves_out_modules_whose_headers_are_missing(
+    setup_script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lacks: str,
+    says: str,
+    built: list[str],
 ) -> None:
-    monkeypatch.setattr(setup_script, "pybind11_include", lambda: None)
+    monkeypatch.setattr(setup_script, lacks, lambda: None)
     setup_script.Build()
-    assert "pybind11 is missing" in capsys.readouterr().out
-    distribution = setup_script.setuptools.Distribution(
-        {"ext_modules": [setup_script.Extension(f"kittens_torch.{name}", []) for name in ("_C", "_plan")]}
-    )
-    command = setup_script.BuildLibraries(distribution)
+    assert says in capsys.readouterr().out
+    extensions = [setup_script.Extension(f"kittens_torch.{name}", []) for name in ("_C", "_direct", "_plan")]
+    command = setup_script.BuildLibraries(setup_script.setuptools.Distribution({"ext_modules": extensions}))
     command.finalize_options()
-    assert [extension.name for extension in command.extensions] == ["kittens_torch._C"]
+    assert [extension.name for extension in command.extensions] == [f"kittens_torch.{name}" for name in built]
 
 
 # nvcc

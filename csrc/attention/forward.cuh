@@ -287,8 +287,10 @@ template <class C> struct forward_kernel {
           return l == real(0) ? real(0) : f / l;
         });
         map_rows(output, rescale, [](real x, real f) { return f == real(0) ? real(0) : x * f; });
-        map(sum, sum, shift, [&](real l, real s) { return l == real(0) ? -infinity<real>() : s * real(0.6931471805599453) + kittens::log(l); });
-        store_rows(p.logsumexp + (static_cast<int64_t>(w.batch) * p.heads + w.head) * p.length_q + row, sum, p.length_q - row);
+        if (p.logsumexp) {
+          map(sum, sum, shift, [](real l, real s) { return l == real(0) ? -infinity<real>() : s * real(0.6931471805599453) + kittens::log(l); });
+          store_rows(p.logsumexp + (static_cast<int64_t>(w.batch) * p.heads + w.head) * p.length_q + row, sum, p.length_q - row);
+        }
         register_tile<T, C::output_columns> rounded;
         if constexpr (C::output_in_query) {
           convert(rounded, output, 0);

@@ -13,7 +13,7 @@ template <class C> struct forward_combine_params {
   using real = typename C::real;
   kittens::tile_map<typename forward_tiles<C>::output_rows> output;
   const real *parts, *part_logsumexp;
-  real* logsumexp;
+  real* logsumexp;        // or null
   const real* sinks;      // over (head), or over (head, row) and contiguous; or null
   int64_t sink_stride;
   bool sinks_by_row;
@@ -67,7 +67,7 @@ template <class C> struct forward_combine {
     }
     map(weight, sum, [](real l) { return l == real(0) ? real(0) : real(1) / l; });
     map_rows(output, weight, [](real x, real f) { return x * f; });
-    if (part == 0) {
+    if (part == 0 && p.logsumexp) {
       map(sum, sum, shift, [](real l, real m) { return l == real(0) ? -infinity<real>() : m * real(0.6931471805599453) + kittens::log(l); });
       store_rows(p.logsumexp + static_cast<int64_t>(rest) * p.length_q + row, sum, count);
     }

@@ -51,7 +51,7 @@ template <class C> struct plain_forward_params {
   kittens::tile_map<typename forward_tiles<C>::key> key;
   kittens::tile_map<typename forward_tiles<C>::value> value;
   kittens::tile_map<typename forward_tiles<C>::output_rows> output;
-  real* logsumexp;
+  real* logsumexp;  // or null
   interval_mask mask;
   real scale_log2;  // log2(e) * scale: the softmax works in base 2
   int heads, group, length_q, row_tiles, tiles;

@@ -12,7 +12,7 @@ enum class element_type : int { bfloat16, float16, float32, float64 };
 
 struct forward_arguments {
   kittens::tensor_view query, key, value, output;  // (batch, head, row, column); any strides the machine's tile_map accepts
-  void* logsumexp;                                 // (batch, head, row) contiguous, float (double for float64)
+  void* logsumexp;                                 // (batch, head, row) contiguous, float (double for float64); or null
   element_type type;
   int configuration;                               // row of the machine's table in config.h
   int grid;                                        // CTAs to launch

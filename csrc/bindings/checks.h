@@ -16,8 +16,12 @@ struct shape_text {
 };
 
 inline std::ostream& operator<<(std::ostream& stream, const shape_text& shape) {
-  int64_t* sizes = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(shape.tensor.get(), &sizes));
+  const int64_t* sizes = shape.tensor.sizes().data();
+  if (shape.tensor.dim() > 4) {
+    int64_t* all = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(shape.tensor.get(), &all));
+    sizes = all;
+  }
   stream << "(";
   for (int64_t i = 0; i < shape.tensor.dim(); i++) stream << (i ? ", " : "") << sizes[i];
   return stream << ")";

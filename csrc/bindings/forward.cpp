@@ -22,11 +22,14 @@ struct forward_outputs {
   Tensor output, logsumexp;
 };
 
-forward_outputs make_outputs(const Tensor& query, const Tensor& value) {
+ScalarType real_of(const Tensor& query) { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+
+// into: the output, where the caller has made it and wants no logsumexp.
+forward_outputs make_outputs(const Tensor& query, const Tensor& value, const Tensor* into) {
+  if (into) return {into->borrow(), Tensor()};
   const shape4 sizes{query.size(0), query.size(1), query.size(2), value.size(3)}, strides = strides_in_order_of(query, sizes);
-  const ScalarType real = query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   return {empty_strided(sizes.data(), strides.data(), 4, query.scalar_type(), query),
-          empty_contiguous({query.size(0), query.size(1), query.size(2)}, real, query)};
+          empty_contiguous({query.size(0), query.size(1), query.size(2)}, real_of(query), query)};
 }
 
 // Nothing to multiply: no output at all, or no key for any row.
@@ -67,14 +70,14 @@ struct split_memory {
 };
 
 // What the plan asks for beyond its row and grid.
-split_memory arrange(forward_arguments& a, const forward_plan& plan, const Tensor& logsumexp, const modifier_inputs* modified) {
+split_memory arrange(forward_arguments& a, const forward_plan& plan, const Tensor& query, const modifier_inputs* modified) {
   split_memory memory;
   if (plan.heads_as_rows) {
     a.query = with_heads_as_rows(a.query, a.key.size[1]);
     a.output = with_heads_as_rows(a.output, a.key.size[1]);
   }
   if (plan.splits == 0) return memory;
-  memory.parts = empty_contiguous({plan.workspace_values}, logsumexp.scalar_type(), logsumexp);
+  memory.parts = empty_contiguous({plan.workspace_values}, real_of(query), query);
   a.splits = plan.splits;
   a.parts = memory.parts.data_ptr();
   a.sinks_by_row = plan.heads_as_rows;
@@ -93,7 +96,7 @@ void check_launch(const char* error) { check(error == nullptr, error ? error : "
 
 forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
                        int64_t window_right, int64_t configuration, int64_t splits, std::optional<int64_t> checked_seed,
-                       const modifier_inputs* modified = nullptr) {
+                       const modifier_inputs* modified = nullptr, const Tensor* into = nullptr) {
   check_inputs(query, key, value, scale, corner, window_left, window_right);
   check_splits(splits);
   const auto machine = checked_seed ? machine_kind::sm90 : machine_kind::cpu;  // the checked machine runs the H200's configurations
@@ -105,13 +108,13 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
   problem.sinks = modifiers.sinks != nullptr;
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
-  forward_outputs out = make_outputs(query, value);
-  if (settle_empty(out, plan.mask, modified)) return {std::move(out.output), std::move(out.logsumexp)};
+  forward_outputs out = make_outputs(query, value, into);
+  if (!into && settle_empty(out, plan.mask, modified)) return {std::move(out.output), std::move(out.logsumexp)};
 
   kittens::tile_counter counter{};
   forward_arguments arguments = arguments_of(as_is(query), as_is(key), as_is(value), as_is(out.output), out.logsumexp, problem, plan, scale);
   arguments.modifiers = modifiers;
-  const split_memory memory = arrange(arguments, plan, out.logsumexp, modified);
+  const split_memory memory = arrange(arguments, plan, query, modified);
   if (plan.tiles > plan.grid && plan.splits == 0) arguments.counter = &counter;
   const kittens::execution execution = cpu_execution(static_cast<uint32_t>(checked_seed.value_or(0)));
   classified_mask known;
@@ -131,7 +134,8 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
 #ifdef KITTENS_CUDA
 
 forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
-                        int64_t window_right, int64_t configuration, int64_t splits, const modifier_inputs* modified = nullptr) {
+                        int64_t window_right, int64_t configuration, int64_t splits, const modifier_inputs* modified = nullptr,
+                        const Tensor* into = nullptr) {
   check_inputs(query, key, value, scale, corner, window_left, window_right);
   check_splits(splits);
   const int device = query.get_device_index();
@@ -147,8 +151,8 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
   problem.sinks = modifiers.sinks != nullptr;
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
-  forward_outputs out = make_outputs(query, value);
-  if (settle_empty(out, plan.mask, modified)) return {std::move(out.output), std::move(out.logsumexp)};
+  forward_outputs out = make_outputs(query, value, into);
+  if (!into && settle_empty(out, plan.mask, modified)) return {std::move(out.output), std::move(out.logsumexp)};
 
   constexpr int64_t element_bytes = 2;
   const kernel_input q = input_for_tma(query, element_bytes), k = input_for_tma(key, element_bytes), v = input_for_tma(value, element_bytes);
@@ -159,7 +163,7 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
   void* stream = current_stream(device);
   forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
   arguments.modifiers = modifiers;
-  const split_memory memory = arrange(arguments, plan, out.logsumexp, modified);
+  const split_memory memory = arrange(arguments, plan, query, modified);
   if (plan.kind != mask_class::full && plan.tiles > plan.grid && plan.splits == 0) arguments.counter = kittens::pooled_counter(device, stream);
   classified_mask known;
   if (modified) known = classify_mask(modifiers, *modified, with_every_key(plan.mask), query, key, {stream});
@@ -176,7 +180,7 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
 #else
 
 forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int64_t, int64_t, int64_t, int64_t, int64_t,
-                        const modifier_inputs* = nullptr) {
+                        const modifier_inputs* = nullptr, const Tensor* = nullptr) {
   check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
   return {};
 }
@@ -198,6 +202,20 @@ forward_result checked_forward(const Tensor& query, const Tensor& key, const Ten
 forward_result forward_cuda(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner,
                             int64_t window_left, int64_t window_right, int64_t configuration, int64_t splits) {
   return run_cuda(query, key, value, scale_of(scale, query), corner, window_left, window_right, configuration, splits);
+}
+
+bool forward_in_place(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& output, std::optional<double> scale, int64_t corner) {
+  for (const Tensor* t : {&query, &key, &value, &output})
+    if (t->dim() != 4 || t->numel() == 0) return false;
+  if (!query.is_cuda()) {
+    run_cpu(query, key, value, scale_of(scale, query), corner, -1, -1, -1, -1, std::nullopt, nullptr, &output);
+    return true;
+  }
+  constexpr int64_t element_bytes = 2;
+  for (const Tensor* t : {&query, &key, &value, &output})
+    if (!fits_tma(*t, usable_strides(*t, element_bytes), element_bytes)) return false;
+  run_cuda(query, key, value, scale_of(scale, query), corner, -1, -1, -1, -1, nullptr, &output);
+  return true;
 }
 
 forward_result modified_forward_cpu(

@@ -18,6 +18,10 @@ forward_result forward_cuda(const Tensor& query, const Tensor& key, const Tensor
 forward_result checked_forward(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
                                int64_t window_right, int64_t configuration, int64_t seed, int64_t splits);
 
+// Into an output that the caller has made, without a logsumexp, upper-left corner or none. False where that cannot be: nothing to compute, or
+// memory that would have to be copied.
+bool forward_in_place(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& output, std::optional<double> scale, int64_t corner);
+
 // The same with what modifies scores; see attention/modifiers.h.
 forward_result modified_forward_cpu(
     const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,

@@ -3,6 +3,7 @@
 #pragma once
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -32,6 +33,20 @@ class Tensor {
     }
     type_ = type_of(type);
   }
+  // Of memory that somebody else keeps: without a handle, so torch cannot be asked anything about it.
+  static Tensor borrowed(void* data, int64_t dim, const int64_t* sizes, const int64_t* strides, ScalarType type, int32_t device_type,
+                         int32_t device_index) {
+    Tensor t;
+    t.data_ = data;
+    t.dim_ = dim;
+    std::copy_n(sizes, std::min<int64_t>(dim, 4), t.sizes_.begin());
+    std::copy_n(strides, std::min<int64_t>(dim, 4), t.strides_.begin());
+    t.type_ = type;
+    t.device_type_ = device_type;
+    t.device_index_ = device_index;
+    return t;
+  }
+  Tensor borrow() const { return borrowed(data_, dim_, sizes_.data(), strides_.data(), type_, device_type_, device_index_); }
   Tensor(Tensor&& other) noexcept { *this = std::move(other); }
   Tensor& operator=(Tensor&& other) noexcept {
     std::swap(handle_, other.handle_);
