@@ -173,27 +173,37 @@ template <class C> struct forward_kernel {
             return (last < w.end_key ? last : w.end_key) - at.key;
           };
           const bool cut = first(63) > 0 || end(0) < C::block_n, masked = block.hides(wg);
-          real factor = p.scale_log2;
-          if (!p.rules.scores_are_plain()) {
-            if (C::bias_early && block.first()) load_bias(w);
-            factor = p.rules.template modify<C::bias_early>(scores, bias, at);
-          }
-          if (cut) keep_columns(scores, first, end);
-          if (masked) p.rules.hide(scores, at);
           // A row without a reference has seen no key yet.
           map(rescale, maximum, [](real m) { return -m; });
-          bool renew = block.first() || any_above(rescale, real(3.4e38));
-          if (!renew) {
-            exp2_into(weights, scores, maximum, factor, block_sum);
-            renew = any_above(block_sum, weight_limit<T>());
+          bool renew = block.first() || any_above(rescale, real(3.4e38)), done = false, dropped = false;
+          const bool dropping = p.rules.given.dropout_state;
+          // A soft cap alone, of small scores: from the scores to the weights at once.
+          if (p.rules.only_capped() && !renew && !cut && !masked)
+            done = exp2_odd_into(weights, scores, maximum, p.rules.cap_score, block_sum) && !any_above(block_sum, weight_limit<T>());
+          if (!done) {
+            real factor = p.scale_log2;
+            if (!p.rules.scores_are_plain()) {
+              if (C::bias_early && block.first()) load_bias(w);
+              factor = p.rules.template modify<C::bias_early>(scores, bias, at);
+            }
+            if (cut) keep_columns(scores, first, end);
+            if (masked) p.rules.hide(scores, at);
+            if (!renew) {
+              dropped = dropping;
+              if (dropping)
+                p.rules.exp2_dropped_into(weights, scores, maximum, factor, block_sum, p.rules.dropout(w.batch, w.head, p.heads), at);
+              else
+                exp2_into(weights, scores, maximum, factor, block_sum);
+              renew = any_above(block_sum, weight_limit<T>());
+            }
+            if (renew) {
+              dropped = false;
+              map(scores, [=](real x) { return x * factor; });
+              renew_reference(block.first());
+            }
           }
-          if (renew) {
-            map(scores, [=](real x) { return x * factor; });
-            renew_reference(block.first());
-          } else {
-            map(sum, sum, block_sum, [](real a, real b) { return a + b; });
-          }
-          if (p.rules.given.dropout_state) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
+          if (!renew) map(sum, sum, block_sum, [](real a, real b) { return a + b; });
+          if (dropping && !dropped) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
         }
       };
       // Zero times NaN is NaN: the values of keys that no row sees become zero, two warpgroups take half of the rows each.

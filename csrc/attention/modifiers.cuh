@@ -19,6 +19,7 @@ template <class Element> struct score_rules {
   score_modifiers given;
   tile_classes classes;
   real scale_log2, cap_scale, cap_log2, keep_scale;  // log2(e) scale; scale / c; log2(e) c, 0 without a soft cap
+  kittens::odd_function<real> cap_score, cap_tanh;   // cap_log2 tanh(cap_scale x), tanh(cap_scale x)
   int rows, keys, first_key;                         // of the caller's keys, no row sees those before first_key under the interval
   bool bias_has_pairs;
 
@@ -31,6 +32,8 @@ template <class Element> struct score_rules {
     cap_scale = modifiers.softcap != 0 ? static_cast<real>(scale / modifiers.softcap) : real(0);
     cap_log2 = static_cast<real>(modifiers.softcap * 1.4426950408889634);
     keep_scale = static_cast<real>(modifiers.keep_scale);
+    cap_score = kittens::small_tanh<real>(modifiers.softcap * 1.4426950408889634, cap_scale);
+    cap_tanh = kittens::small_tanh<real>(1, cap_scale);
     bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 &&
                      reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
     for (int d = 0; d < 3; d++) bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
@@ -54,6 +57,9 @@ template <class Element> struct score_rules {
     if (!given.alibi_slopes) return real(0);
     return static_cast<const real*>(given.alibi_slopes)[batch * given.alibi_stride[0] + head * given.alibi_stride[1]] * log2_e;
   }
+
+  // Whether a soft cap is all that changes scores.
+  KITTENS_INLINE bool only_capped() const { return cap_log2 != real(0) && !given.bias && !given.alibi_slopes; }
 
   // Whether the scores of a block of which every row sees all keys are scale q.k alone.
   KITTENS_INLINE bool scores_are_plain() const { return cap_log2 == real(0) && !given.bias && !given.alibi_slopes; }
@@ -104,7 +110,7 @@ template <class Element> struct score_rules {
   }
   // Scores become tanh(scale / c scores).
   template <int Keys> KITTENS_INLINE void cap(kittens::register_tile<real, Keys>& scores) const {
-    map(scores, [&](real x) { return kittens::tanh(x * cap_scale); });
+    if (!map_odd(scores, cap_tanh)) map(scores, [&](real x) { return kittens::tanh(x * cap_scale); });
   }
 
   // What the mask hides becomes -infinity.
@@ -142,10 +148,20 @@ template <class Element> struct score_rules {
     const auto word = [](uint64_t x) { return static_cast<uint32_t>(kittens::uniform(static_cast<int>(x))); };
     return {word(seed), word(seed >> 32), word(offset), word(batch * heads + head), given.dropout_threshold};
   }
+  // exp2_into, and weights that dropout does not keep become zero.
+  template <int Keys>
+  KITTENS_INLINE void exp2_dropped_into(kittens::register_tile<Element, Keys>& weights, const kittens::register_tile<real, Keys>& scores,
+                                        const kittens::row_vector<real>& shift, real factor, kittens::row_vector<real>& sums, const dropout_rule& rule,
+                                        score_place at) const {
+    exp2_drawn_into(weights, scores, shift, factor, sums, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); }, verdict(rule));
+  }
+  // What a draw's word says of two weights: a half of ones where one is kept.
+  KITTENS_INLINE static auto verdict(const dropout_rule& rule) {
+    return [limit = rule.limit, flip = rule.flip](uint32_t word) { return kittens::halves_at_least(word, limit) ^ flip; };
+  }
   // Weights that dropout does not keep become zero.
   template <int Keys> KITTENS_INLINE void drop(kittens::register_tile<Element, Keys>& weights, const dropout_rule& rule, score_place at) const {
-    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); },
-               [&](uint32_t pair) { return dropout_verdict(pair, rule.complement); });
+    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); }, verdict(rule));
   }
 
  private:

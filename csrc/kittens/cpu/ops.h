@@ -186,6 +186,11 @@ KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, F bits, std
         if (!(word >> r & 1)) t.d[(from + r) * C + c] = otherwise;
     }
 }
+// Each half is all ones where its low 15 bits are, as a number, not below the limit's.
+KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
+  const uint32_t low = x & 0x7FFF, high = x >> 16 & 0x7FFF;
+  return (low >= (limit & 0xFFFF) ? 0xFFFFu : 0u) | (high >= limit >> 16 ? 0xFFFF0000u : 0u);
+}
 // Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
 template <class T, int C, class Draw, class Verdict>
 KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {
@@ -356,6 +361,31 @@ KITTENS_NO_INLINE void exp2_into(register_tile<T, C>& weights, const register_ti
     }
     sums.d[r] = total;
   }
+}
+// The same, and those that are not drawn become zero behind their sums; draw and verdict as for negate_undrawn.
+template <class T, class Real, int C, class Draw, class Verdict>
+KITTENS_INLINE void exp2_drawn_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
+                                    std::type_identity_t<Real> scale, row_vector<Real>& sums, Draw draw, Verdict verdict) {
+  exp2_into(weights, t, shift, scale, sums);
+  keep_drawn(weights, draw, verdict);
+}
+// t = f(t) where all of t are small enough for it; else, and with double, for which it is not accurate, t stays as it is.
+template <class Real, int C> KITTENS_INLINE bool map_odd(register_tile<Real, C>& t, const odd_function<Real>& f) {
+  use(t, "map_odd");
+  if (sizeof(Real) == 8) return false;
+  for (int i = 0; i < warpgroup_rows * C; i++)
+    if (!(t.d[i] * t.d[i] < f.bias)) return false;
+  for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] *= f.factor(t.d[i] * t.d[i] + f.bias);
+  return true;
+}
+// weights = exp2(f(t) - shift of the row), where all of t are small enough for f.
+template <class T, class Real, int C>
+KITTENS_INLINE bool exp2_odd_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
+                                  const odd_function<Real>& f, row_vector<Real>& sums) {
+  register_tile<Real, C> small = t;
+  if (!map_odd(small, f)) return false;
+  exp2_into(weights, small, shift, Real(1), sums);
+  return true;
 }
 
 // Whether a value is above the limit or NaN

@@ -1,5 +1,6 @@
 // Elementwise operations, reductions along rows, and conversion.
 #pragma once
+#include "../core/odd.h"
 #include "types.cuh"
 
 namespace kittens {
@@ -48,10 +49,11 @@ template <int C, class F> KITTENS_INLINE void map_below(register_tile<float, C>&
       KITTENS_UNROLL for (int i = g; i < g + 16 && i < C / 2; i++)
         t.d[i] = f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1), t.d[i]);
 }
-// Each half is its top bit, 16 times over.
-KITTENS_INLINE uint32_t halves_of_signs(uint32_t x) {
+// Each half is all ones where its low 15 bits are, as a number, not below the limit's, which is at most 0x7C00: as numbers of 16 bits without
+// their signs both have the order of their bits, and what is no number is above all limits.
+KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
   uint32_t r;
-  asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(r) : "r"(x));
+  asm("{ .reg .b32 y; abs.f16x2 y, %1; set.geu.u32.f16x2 %0, y, %2; }" : "=r"(r) : "r"(x), "r"(limit));
   return r;
 }
 // x changes its sign where bit 15 of the verdict is 0, y where bit 31 is.
@@ -231,7 +233,7 @@ KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdic
   KITTENS_UNROLL for (int from = 0; from < C; from += 16) {
     const auto drawn = draw(row, from + column);
     KITTENS_UNROLL for (int a = 0; a < 2; a++)
-      KITTENS_UNROLL for (int b = 0; b < 2; b++) t.d[from / 4 + 2 * b + a] &= halves_of_signs(verdict(drawn.pair(a, b)));
+      KITTENS_UNROLL for (int b = 0; b < 2; b++) t.d[from / 4 + 2 * b + a] &= verdict(drawn.pair(a, b));
   }
 }
 
@@ -263,22 +265,67 @@ KITTENS_INLINE void row_sum_finish(row_vector<float>& v) {
   }
 }
 
+// weights = exp2(exponent(r, x)) where kept says so and 0 elsewhere, rounded; sums = this thread's share of the row sums of all of them. r: which of
+// the thread's two rows; kept(column) yields for 16 columns what a register of the rows r and the columns 8 b is anded with, (r, b).
+template <class T, int C, class Exponent, class Kept>
+KITTENS_INLINE void exp2_pairs(register_tile<T, C>& weights, const register_tile<float, C>& t, row_vector<float>& sums, Exponent exponent, Kept kept) {
+  float share[4] = {0, 0, 0, 0};
+  KITTENS_UNROLL for (int from = 0; from < C / 2; from += 8) {
+    const auto keep = kept(2 * from);
+    KITTENS_UNROLL for (int b = 0; b < 2; b++) {
+      const int i = from + 4 * b;
+      float e[4];
+      KITTENS_UNROLL for (int k = 0; k < 4; k++) {
+        e[k] = kittens::exp2(exponent(k / 2, t.d[i + k]));
+        share[k] += e[k];
+      }
+      weights.d[i / 2] = pack<T>(e[0], e[1]) & keep(0, b);
+      weights.d[i / 2 + 1] = pack<T>(e[2], e[3]) & keep(1, b);
+    }
+  }
+  sums.d[0] = share[0] + share[1];
+  sums.d[1] = share[2] + share[3];
+}
+KITTENS_INLINE auto keep_all() {
+  return [](int) { return [](int, int) { return ~0u; }; };
+}
+
 // weights = exp2(t * scale - shift), rounded; sums = this thread's share of the row sums. t stays as it was.
 template <class T, int C>
 KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift, float scale,
                               row_vector<float>& sums) {
-  float share[4] = {0, 0, 0, 0};
-  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 4) {
-    float e[4];
-    KITTENS_UNROLL for (int k = 0; k < 4; k++) {
-      e[k] = kittens::exp2(fmaf(t.d[i + k], scale, -shift.d[k / 2]));
-      share[k] += e[k];
-    }
-    weights.d[i / 2] = pack<T>(e[0], e[1]);
-    weights.d[i / 2 + 1] = pack<T>(e[2], e[3]);
-  }
-  sums.d[0] = share[0] + share[1];
-  sums.d[1] = share[2] + share[3];
+  exp2_pairs(weights, t, sums, [&](int r, float x) { return fmaf(x, scale, -shift.d[r]); }, keep_all());
+}
+// The same, and those that are not drawn become zero behind their sums: draw and verdict as for negate_undrawn. In one pass, so that the draws fall
+// under the exponentials.
+template <class T, int C, class Draw, class Verdict>
+KITTENS_INLINE void exp2_drawn_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift, float scale,
+                                    row_vector<float>& sums, Draw draw, Verdict verdict) {
+  const int row = thread::first_row_now(), column = thread::first_column_now();
+  exp2_pairs(weights, t, sums, [&](int r, float x) { return fmaf(x, scale, -shift.d[r]); }, [&](int from) {
+    return [=, drawn = draw(row, from + column)](int a, int b) { return verdict(drawn.pair(a, b)); };
+  });
+}
+// weights = exp2(f(t) - shift) with the odd function f, where all of t are small enough for it; the same in the whole warp. f(x) = x P(x^2 + bias):
+// x^2 + bias has the exponent of bias, a power of two, exactly where x^2 < bias, so the bits of all sums together show whether all are.
+template <class T, int C>
+KITTENS_INLINE bool exp2_odd_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift,
+                                  const odd_function<float>& f, row_vector<float>& sums) {
+  uint32_t bits = 0;
+  exp2_pairs(weights, t, sums, [&](int r, float x) {
+    const float w = fmaf(x, x, f.bias);
+    bits |= __float_as_uint(w);
+    return fmaf(x, f.factor(w), -shift.d[r]);
+  }, keep_all());
+  return __all_sync(~0u, bits < __float_as_uint(f.bias + f.bias));
+}
+// t = f(t) where all of t are small enough for it, as above; else t stays as it is.
+template <int C> KITTENS_INLINE bool map_odd(register_tile<float, C>& t, const odd_function<float>& f) {
+  uint32_t bits = 0;
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) bits |= __float_as_uint(fmaf(t.d[i], t.d[i], f.bias));
+  const bool small = __all_sync(~0u, bits < __float_as_uint(f.bias + f.bias));
+  if (small) KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] *= f.factor(fmaf(t.d[i], t.d[i], f.bias));
+  return small;
 }
 
 // True where a value of this warp's rows is above the limit or NaN: warps decide one by one.
