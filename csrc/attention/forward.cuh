@@ -174,13 +174,18 @@ template <class C> struct forward_kernel {
           };
           const bool cut = first(63) > 0 || end(0) < C::block_n, masked = block.hides(wg);
           // A row without a reference has seen no key yet.
-          map(rescale, maximum, [](real m) { return -m; });
-          bool renew = block.first() || any_above(rescale, real(3.4e38)), done = false, dropped = false;
-          const bool dropping = p.rules.given.dropout_state;
-          // A soft cap alone, of small scores: from the scores to the weights at once.
-          if (p.rules.only_capped() && !renew && !cut && !masked)
-            done = exp2_odd_into(weights, scores, maximum, p.rules.cap_score, block_sum) && !any_above(block_sum, weight_limit<T>());
-          if (!done) {
+          const auto lacks_reference = [&] {
+            map(rescale, maximum, [](real m) { return -m; });
+            return block.first() || any_above(rescale, real(3.4e38));
+          };
+          const auto add_sums = [&] { map(sum, sum, block_sum, [](real a, real b) { return a + b; }); };
+          bool done = false, dropped = false;
+          if constexpr (C::one_pass)  // a soft cap alone, of small scores: from the scores to the weights at once
+            if (p.rules.only_capped() && !cut && !masked && !lacks_reference())
+              done = exp2_odd_into(weights, scores, maximum, p.rules.cap_score, block_sum) && !any_above(block_sum, weight_limit<T>());
+          if (done) {
+            add_sums();
+          } else {
             real factor = p.scale_log2;
             if (!p.rules.scores_are_plain()) {
               if (C::bias_early && block.first()) load_bias(w);
@@ -188,9 +193,10 @@ template <class C> struct forward_kernel {
             }
             if (cut) keep_columns(scores, first, end);
             if (masked) p.rules.hide(scores, at);
+            bool renew = lacks_reference();
             if (!renew) {
-              dropped = dropping;
-              if (dropping)
+              dropped = C::one_pass && p.rules.given.dropout_state;
+              if (dropped)
                 p.rules.exp2_dropped_into(weights, scores, maximum, factor, block_sum, p.rules.dropout(w.batch, w.head, p.heads), at);
               else
                 exp2_into(weights, scores, maximum, factor, block_sum);
@@ -200,10 +206,11 @@ template <class C> struct forward_kernel {
               dropped = false;
               map(scores, [=](real x) { return x * factor; });
               renew_reference(block.first());
+            } else {
+              add_sums();
             }
           }
-          if (!renew) map(sum, sum, block_sum, [](real a, real b) { return a + b; });
-          if (dropping && !dropped) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
+          if (p.rules.given.dropout_state && !dropped) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
         }
       };
       // Zero times NaN is NaN: the values of keys that no row sees become zero, two warpgroups take half of the rows each.

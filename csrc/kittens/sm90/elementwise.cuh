@@ -319,11 +319,12 @@ KITTENS_INLINE bool exp2_odd_into(register_tile<T, C>& weights, const register_t
   }, keep_all());
   return __all_sync(~0u, bits < __float_as_uint(f.bias + f.bias));
 }
-// t = f(t) where all of t are small enough for it, as above; else t stays as it is.
+// t = f(t) where all of t are small enough for it, as above; else t stays as it is. By their maximum: sums that were made to look at would be kept,
+// in a register for each element, to be used again. A NaN is not in a maximum, and stays one.
 template <int C> KITTENS_INLINE bool map_odd(register_tile<float, C>& t, const odd_function<float>& f) {
-  uint32_t bits = 0;
-  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) bits |= __float_as_uint(fmaf(t.d[i], t.d[i], f.bias));
-  const bool small = __all_sync(~0u, bits < __float_as_uint(f.bias + f.bias));
+  float largest = 0;
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) largest = fmaxf(largest, fabsf(t.d[i]));
+  const bool small = __all_sync(~0u, largest * largest < f.bias);
   if (small) KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] *= f.factor(fmaf(t.d[i], t.d[i], f.bias));
   return small;
 }
