@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
+from . import modified, ops
 from .vmap import batch_over, batch_over_modified_backward
 
 backward = torch.ops.kittens_torch.backward.default
@@ -143,9 +143,10 @@ def run_backward_modified(
     """
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     mask, bias, *others = modifiers
-    modifiers = (_within_reach(mask), _within_reach(bias), *others)
+    mask = _within_reach(mask)
+    modifiers = (mask, _within_reach(bias), *others)
     arguments = (grad_output, grad_logsumexp, *saved, *settings, *modifiers, *needed, deterministic)
     seed = ops.checked_seed()
     if seed is not None and saved[0].device.type == "cpu":
         return checked_backward_modified(*arguments, -1, seed)
-    return backward_modified(*arguments)
+    return backward_modified(*arguments, -1, *modified.classes_of(mask, saved[0], saved[1], *settings[1:4]))

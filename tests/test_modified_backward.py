@@ -268,6 +268,21 @@ def test_edges(machine: str, dtype: torch.dtype, length_q: int, length_k: int, c
 
 
 @usual
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_masks_whose_rows_lie_in_vectors(machine: str, dtype: torch.dtype, head_dim: int) -> None:
+    """Strides and addresses that are multiples of 16 bytes: blocks without anything else load the mask beforehand."""
+    device = "cuda" if machine == "sm90" else "cpu"
+    tensors = inputs(device, dtype, batch=1, heads=2, heads_k=1, length_q=200, length_k=336, head_dim=head_dim)
+    mask = torch.rand(1, 2, 200, 336, device=device) > 0.5
+    mask[:, 0, 64:128, 128:256], mask[:, 1, 70], mask[:, 1, :, 300] = True, False, False
+    for given in (mask, mask[:, :1], mask[..., 3:]):
+        shifted = tuple(t[:, :, : given.shape[-1]] if i else t for i, t in enumerate(tensors))
+        for interval in ((0, -1, -1), (1, -1, -1)):
+            for seed in (3, 4) if machine == "checked" else (None,):
+                Call(shifted, interval, mask=given, seed=seed).check()
+
+
+@usual
 def test_intervals_that_begin_late(machine: str, dtype: torch.dtype) -> None:
     """Keys before the first that a row sees count in every modifier, and in dropout."""
     for interval in ((2, 20, -1), (0, 3, 9), (2, 70, 5)):

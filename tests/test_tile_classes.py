@@ -9,7 +9,7 @@ import torch
 from helpers import inputs, usual_place
 from torch import Tensor
 
-from kittens_torch import ops
+from kittens_torch import attention, backward, modified, ops
 
 
 @usual_place
@@ -21,6 +21,39 @@ def test_classes_of_another_mask_are_refused(device: str, dtype: torch.dtype) ->
     settings = (1.0, 0, -1, -1, mask, None, None, None, None, None, 0.0, 0.0, -1)
     with pytest.raises(RuntimeError, match=r"mask_tiles.*of another mask"):
         ops.forward_modified(query, key, value, *settings, tiles[:-1].clone(), ranges, seen)
+
+
+@usual_place
+def test_the_backward_takes_what_the_forward_knows(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operands = [tensor.requires_grad_() for tensor in inputs(device, dtype, length_q=300, length_k=400)]
+    mask = torch.rand(1, 1, 300, 400, device=device) > 0.5
+    mask[..., 128:192] = False
+    calls = []
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return classify(*arguments)
+
+    classify = ops.classify_mask
+    monkeypatch.setattr(ops, "classify_mask", counting)
+    modified._known.clear()
+    output = attention(*operands, mask=mask)
+    source = torch.randn_like(output)
+    once = torch.autograd.grad(output, operands, source, retain_graph=True)
+    assert len(calls) == 1
+    modified._known.clear()
+    again = torch.autograd.grad(output, operands, source)
+    assert len(calls) == 2
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+    saved = [tensor.detach() for tensor in (*operands, output)]
+    arguments = (source, None, *saved, output.new_zeros(output.shape[:3], dtype=torch.float32), 1.0, 0, -1, -1, mask)
+    tiles, ranges, seen = classify(mask, *saved[:2], 0, -1, -1)
+    rest = (None, None, None, None, 0.0, 0.0, True, True, True, False, False, -1)
+    with pytest.raises(RuntimeError, match=r"mask_seen.*of another mask"):
+        backward.backward_modified(*arguments, *rest, tiles, ranges, seen[1:].clone())
 
 
 @usual_place

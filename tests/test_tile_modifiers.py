@@ -55,7 +55,10 @@ def test_keep_drawn(machine: Machine, family: str, element: str, sizes: tuple[in
 
 @on_every_machine("riders")
 def test_riders(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
-    """Notes and tiles that travel with a tile; load, load_transposed, keep_where_transposed of what has come; pairs."""
+    """Notes and tiles that travel with a tile; load, load_transposed, keep_where_transposed of what has come; pairs.
+
+    Bytes of a mask: load_bytes and load_bytes_transposed, then keep_where and keep_where_transposed.
+    """
     columns, dtype, real = sizes[0], DTYPES[element], REAL[element]
     source = (integers(1, 1, 192, columns, most=100)).to(dtype)
     bits = torch.rand(64, columns) > 0.4
@@ -63,9 +66,11 @@ def test_riders(machine: Machine, family: str, element: str, sizes: tuple[int]) 
     words = (bits.view(64, columns // 16, 16).long() << torch.arange(16)).sum(-1).to(torch.int32)
     for first in range(0, columns, 64):
         turned, whole = (
-            poisoned(n, 64, width, device=machine.device, dtype=real) for n, width in ((5, 64), (4, columns))
+            poisoned(n, 64, width, device=machine.device, dtype=real) for n, width in ((5, 64), (5, columns))
         )
-        given = [source.to(machine.device), words.to(machine.device), turned, whole]
+        by_bytes = poisoned(2, 64, 64, device=machine.device, dtype=real)
+        mask = bits.to(torch.uint8).to(machine.device)
+        given = [source.to(machine.device), words.to(machine.device), turned, whole, mask, by_bytes]
         machine.run(name(family, element, sizes), given, [first])
         for i, rows in ((0, slice(128, 192)), (1, slice(64, 128))):
             expected, cut = source[0, 0, rows].to(real), slice(first, first + 64)
@@ -73,8 +78,10 @@ def test_riders(machine: Machine, family: str, element: str, sizes: tuple[int]) 
             assert_equal("load_transposed", turned[2 * i], expected[:, cut].T)
             shown = torch.where(bits, expected, 7)[:, cut].T
             assert_equal("keep_where_transposed", turned[2 * i + 1], shown)
+            assert_equal("load_bytes_transposed", by_bytes[i], shown)
         first_tile, second_tile = (source[0, 0, rows].to(real) for rows in (slice(64), slice(64, 128)))
         assert_equal("load_pairs", whole[2], first_tile)
+        assert_equal("load_bytes", whole[4], torch.where(bits, first_tile, 9))
         assert_equal("map_with_pairs", whole[3], 10 * first_tile + second_tile)
         assert_equal("notes", turned[4], torch.full((64, 64), 21, dtype=real))
 

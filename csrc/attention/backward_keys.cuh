@@ -35,8 +35,9 @@ template <class C, bool SumsQuery> struct backward_keys_shared {
   kittens::mailbox<backward_key_work<C>> mail;
 };
 
-// How a step makes weights of scores: all are visible; the interval hides some; whatever modifies scores.
-enum class backward_block { plain, cut, modified };
+// How a step makes weights of scores: all are visible; the interval hides some; the bool mask does, and nothing else is to be done; whatever
+// modifies scores.
+enum class backward_block { plain, cut, masked, modified };
 template <backward_block kind> using backward_kind = std::integral_constant<backward_block, kind>;
 
 // dS of a weight. A hidden NaN times a weight of 0 is NaN, so a masked block says what a weight of 0 gives.
@@ -176,10 +177,13 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         return query.wait();
       };
       auto step = [&](const auto& q, int head, int i, auto kind, [[maybe_unused]] auto first) {
-        constexpr bool modified = kind == backward_block::modified, masked = kind == backward_block::cut;
+        constexpr bool modified = kind == backward_block::modified, by_mask = kind == backward_block::masked;
+        constexpr bool masked = kind == backward_block::cut || by_mask;
         // Anew in each step: descriptors made from it would else be kept in registers across the loop, and spilled.
         const int mine = uniform(wg * 64);
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
+        [[maybe_unused]] register_bytes<C::block_q> seen;
+        if constexpr (C::modified) if constexpr (by_mask) load_bytes_transposed(seen, p.rules.mask_rows({w.batch, head, i * C::block_q, w.key + mine}));
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, mine), q, 0);
         mma_commit();
@@ -206,7 +210,8 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_done(scores);
           load_columns(logsumexp2, s.logsumexp2[query.last()]);
           exp2_columns(scores, logsumexp2, p.scale_log2);
-          if constexpr (masked) zero_unless(scores, visible);
+          if constexpr (kind == backward_block::cut) zero_unless(scores, visible);
+          if constexpr (by_mask) keep_where_transposed(scores, seen, real(0));
         }
         auto add_values = [&] {
           if constexpr (!modified) convert(weights, scores);
@@ -278,8 +283,11 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           const backward_note note = s.notes.tile.note[query.last()];
           const int head = uniform(note.head), i = uniform(note.block);
           last = uniform(note.last());
-          if (uniform(whole && !note.hides(wg) && i >= blocks.plain_first && i < blocks.plain_end))
+          const bool simple = whole && i >= blocks.plain_first && i < blocks.plain_end;
+          if (uniform(simple && !note.hides(wg)))
             step(q, head, i, plain, no);
+          else if (uniform(simple && p.rules.mask_has_vectors))
+            step(q, head, i, backward_kind<backward_block::masked>{}, no);
           else
             step(q, head, i, backward_kind<backward_block::modified>{}, no);
         }

@@ -95,6 +95,21 @@ template <class C> struct backward_query_kernel {
       auto& g = gradient.wait();
 
       [[maybe_unused]] backward_note block{};  // modified: whose scores there are
+      [[maybe_unused]] register_bytes<C::block_n> seen;
+      // Whether a block's scores are those of the plain class but for the bool mask, which then loads under the products.
+      [[maybe_unused]] auto is_simple = [&](int column) -> bool {
+        const bool cut = column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63);
+        if constexpr (C::modified)
+          return uniform(!cut && p.rules.scores_are_plain() && !p.rules.given.dropout_state && column + C::block_n <= p.keys_of(w.batch));
+        return !cut;
+      };
+      [[maybe_unused]] auto load_mask = [&] {
+        if constexpr (C::modified) {
+          const int column = block.block * C::block_n;
+          if (uniform(block.hides(wg) && p.rules.mask_has_vectors) && is_simple(column))
+            load_bytes(seen, p.rules.mask_rows({w.batch, w.head, row, column}));
+        }
+      };
       auto make_plain_gradients = [&] {
         exp2_rows(scores, logsumexp2, p.scale_log2);
         map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x * (dp - d); });
@@ -103,9 +118,13 @@ template <class C> struct backward_query_kernel {
         const int column = j * C::block_n;
         const bool cut = column + C::block_n > p.mask.end_key(row) || column < p.mask.first_key(row + 63);
         if constexpr (C::modified) {
-          const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && column + C::block_n <= p.keys_of(w.batch);
-          if (uniform(whole && !cut && !block.hides(wg))) {
+          const bool simple = is_simple(column), hides = uniform(block.hides(wg));
+          if (simple && !hides) {
             make_plain_gradients();
+          } else if (simple && p.rules.mask_has_vectors) {
+            exp2_rows(scores, logsumexp2, p.scale_log2);
+            keep_where(scores, seen, real(0));
+            map_rows(score_gradient, scores, delta, [](real dp, real x, real d) { return x == real(0) ? real(0) : x * (dp - d); });
           } else {
             const backward_scores<T, false, C::row.takes_softcap> tile(p, w.batch, w.head);
             slope_in_weights slope;
@@ -137,7 +156,10 @@ template <class C> struct backward_query_kernel {
       {
         auto& k = key.wait();
         auto& v = value.wait();
-        if constexpr (C::modified) block = s.notes.tile.note[key.last()];
+        if constexpr (C::modified) {
+          block = s.notes.tile.note[key.last()];
+          load_mask();
+        }
         mma_begin(scores, score_gradient);
         mma_ABt(scores, rows_of(q, wg * 64), k, 0);
         mma_ABt(score_gradient, rows_of(g, wg * 64), v, 0);
@@ -153,7 +175,10 @@ template <class C> struct backward_query_kernel {
         auto& before = key.current();
         auto& k = key.wait();
         auto& v = value.wait();
-        if constexpr (C::modified) j = (block = s.notes.tile.note[key.last()]).block;
+        if constexpr (C::modified) {
+          j = (block = s.notes.tile.note[key.last()]).block;
+          load_mask();
+        }
         my_turn.sync();
         mma_begin(query_gradient, rounded_gradient, scores, score_gradient);
         mma_AB(query_gradient, rounded_gradient, before, 1);

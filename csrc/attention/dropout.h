@@ -37,18 +37,21 @@ struct dropout_draw {
   KITTENS_HOST_DEVICE uint32_t pair(int rows, int columns) const { return bits.word[2 * rows + columns]; }
 };
 
-// Of `threshold` of 32768 values of a weight's 15 bits it is dropped: of those below it or, above one half, of those that are not below the rest. So
-// the number to compare with is never above one half, and a comparison of halves as numbers of 16 bits (halves_at_least) does.
+// A weight is dropped for `threshold` of the 32768 values that its bits may have: for those below it or, above one half, for those that are not below
+// the rest. So what they are compared with is never above one half, and a comparison of halves as numbers of 16 bits (halves_at_least) does.
+struct dropout_limit {
+  uint32_t limit = 0;  // in both halves: what a weight's bits are compared with
+  uint32_t flip = 0;   // all ones where those that are not below it are dropped
+
+  dropout_limit() = default;
+  explicit dropout_limit(uint32_t threshold)
+      : limit((threshold > 16384 ? 32768u - threshold : threshold) * 0x10001u), flip(threshold > 16384 ? ~0u : 0u) {}
+};
+
 struct dropout_rule {
   uint32_t seed_low, seed_high;
   uint32_t offset;  // the low half of the state's
   uint32_t plane;   // batch * heads + head
-  uint32_t limit;   // in both halves: what a weight's bits are compared with
-  uint32_t flip;    // all ones where those that are not below it are dropped
-
-  KITTENS_HOST_DEVICE dropout_rule(uint32_t seed_low, uint32_t seed_high, uint32_t offset, uint32_t plane, uint32_t threshold)
-      : seed_low(seed_low), seed_high(seed_high), offset(offset), plane(plane),
-        limit((threshold > 16384 ? 32768u - threshold : threshold) * 0x10001u), flip(threshold > 16384 ? ~0u : 0u) {}
 
   // The call that row and column are of; the eight weights are the same for all of them.
   KITTENS_HOST_DEVICE dropout_draw draw(int row, int column) const {

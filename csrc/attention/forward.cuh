@@ -101,10 +101,17 @@ template <class C> struct forward_kernel {
     register_tile<real, C::value_dim> output;
     row_vector<real> maximum, sum, shift, rescale, block_sum;
     [[maybe_unused]] block_note block{};  // modified: whose scores there are
-    [[maybe_unused]] register_tile<T, C::block_n> bias;
-    // A block's bias comes under its scores' product where the registers allow it, but the first block's. Before the product: it is a branch.
-    auto load_bias = [&](const forward_work<C>& w) {
-      if constexpr (C::modified) p.rules.load_bias(bias, {w.batch, w.head, w.row + wg * 64, block.block * C::block_n});
+    [[maybe_unused]] either<register_tile<T, C::block_n>, register_bytes<C::block_n>> early;  // the bias, or the mask
+    // A block's bias and mask come under its scores' product where the registers allow it, but the first block's. Before the product: they are
+    // branches.
+    auto load_early = [&](const forward_work<C>& w) {
+      if constexpr (C::modified) {
+        const score_place at{w.batch, w.head, w.row + wg * 64, block.block * C::block_n};
+        if (p.rules.given.bias)
+          p.rules.load_bias(early.first, at);
+        else if (block.hides(wg))
+          p.rules.load_mask(early.second, at);
+      }
     };
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
@@ -179,38 +186,39 @@ template <class C> struct forward_kernel {
             return block.first() || any_above(rescale, real(3.4e38));
           };
           const auto add_sums = [&] { map(sum, sum, block_sum, [](real a, real b) { return a + b; }); };
-          bool done = false, dropped = false;
           if constexpr (C::one_pass)  // a soft cap alone, of small scores: from the scores to the weights at once
-            if (p.rules.only_capped() && !cut && !masked && !lacks_reference())
-              done = exp2_odd_into(weights, scores, maximum, p.rules.cap_score, block_sum) && !any_above(block_sum, weight_limit<T>());
-          if (done) {
-            add_sums();
-          } else {
-            real factor = p.scale_log2;
-            if (!p.rules.scores_are_plain()) {
-              if (C::bias_early && block.first()) load_bias(w);
-              factor = p.rules.template modify<C::bias_early>(scores, bias, at);
-            }
-            if (cut) keep_columns(scores, first, end);
-            if (masked) p.rules.hide(scores, at);
-            bool renew = lacks_reference();
-            if (!renew) {
-              dropped = C::one_pass && p.rules.given.dropout_state;
-              if (dropped)
-                p.rules.exp2_dropped_into(weights, scores, maximum, factor, block_sum, p.rules.dropout(w.batch, w.head, p.heads), at);
-              else
-                exp2_into(weights, scores, maximum, factor, block_sum);
-              renew = any_above(block_sum, weight_limit<T>());
-            }
-            if (renew) {
-              dropped = false;
-              map(scores, [=](real x) { return x * factor; });
-              renew_reference(block.first());
-            } else {
+            if (p.rules.only_capped() && !cut && !masked && !lacks_reference() &&
+                exp2_odd_into(weights, scores, maximum, p.rules.cap_score, block_sum) && !any_above(block_sum, weight_limit<T>())) {
               add_sums();
+              return;
+            }
+          real factor = p.scale_log2;
+          if (!p.rules.scores_are_plain()) {
+            if (C::bias_early && p.rules.given.bias && block.first()) load_early(w);
+            factor = p.rules.template modify<C::bias_early>(scores, early.first, at);
+          }
+          if (cut) keep_columns(scores, first, end);
+          if (masked) {
+            if (C::bias_early && !p.rules.given.bias && p.rules.template mask_in_vectors<C::block_n>(at)) {
+              if (block.first()) load_early(w);
+              keep_where(scores, early.second, -infinity<real>());
+            } else {
+              p.rules.hide(scores, at);
             }
           }
-          if (p.rules.given.dropout_state && !dropped) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
+          bool renew = lacks_reference();
+          if (!renew) {
+            exp2_into(weights, scores, maximum, factor, block_sum);
+            renew = any_above(block_sum, weight_limit<T>());
+          }
+          if (renew) {
+            map(scores, [=](real x) { return x * factor; });
+            renew_reference(block.first());
+          } else {
+            add_sums();
+          }
+          if (p.rules.given.dropout_state)
+            p.rules.template drop<C::consumers == 3>(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
         }
       };
       // Zero times NaN is NaN: the values of keys that no row sees become zero, two warpgroups take half of the rows each.
@@ -231,7 +239,7 @@ template <class C> struct forward_kernel {
         auto& k = key.wait();
         const bool more_than_first = C::modified ? !block.first() : j < blocks.end - 2;
         if constexpr (C::modified) block = s.notes.tile.note[key.last()].uniform();
-        if constexpr (C::bias_early) load_bias(w);
+        if constexpr (C::bias_early) load_early(w);
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
         mma_AB(output, weights, v, more_than_first);

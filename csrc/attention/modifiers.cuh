@@ -19,9 +19,10 @@ template <class Element> struct score_rules {
   score_modifiers given;
   tile_classes classes;
   real scale_log2, cap_scale, cap_log2, keep_scale;  // log2(e) scale; scale / c; log2(e) c, 0 without a soft cap
+  dropout_limit limits;
   kittens::odd_function<real> cap_score, cap_tanh;   // cap_log2 tanh(cap_scale x), tanh(cap_scale x)
   int rows, keys, first_key;                         // of the caller's keys, no row sees those before first_key under the interval
-  bool bias_has_pairs;
+  bool bias_has_pairs, mask_has_vectors;
 
   static constexpr real log2_e = real(1.4426950408889634);
 
@@ -32,11 +33,16 @@ template <class Element> struct score_rules {
     cap_scale = modifiers.softcap != 0 ? static_cast<real>(scale / modifiers.softcap) : real(0);
     cap_log2 = static_cast<real>(modifiers.softcap * 1.4426950408889634);
     keep_scale = static_cast<real>(modifiers.keep_scale);
+    limits = dropout_limit(modifiers.dropout_threshold);
     cap_score = kittens::small_tanh<real>(modifiers.softcap * 1.4426950408889634, cap_scale);
     cap_tanh = kittens::small_tanh<real>(1, cap_scale);
     bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 &&
                      reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
-    for (int d = 0; d < 3; d++) bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
+    mask_has_vectors = modifiers.mask && modifiers.mask_stride[3] == 1 && reinterpret_cast<uintptr_t>(modifiers.mask) % 16 == 0;
+    for (int d = 0; d < 3; d++) {
+      bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
+      mask_has_vectors = mask_has_vectors && modifiers.mask_stride[d] % 16 == 0;
+    }
   }
 
   // Keys from here on are hidden in this batch.
@@ -58,8 +64,8 @@ template <class Element> struct score_rules {
     return static_cast<const real*>(given.alibi_slopes)[batch * given.alibi_stride[0] + head * given.alibi_stride[1]] * log2_e;
   }
 
-  // Whether a soft cap is all that changes scores.
-  KITTENS_INLINE bool only_capped() const { return cap_log2 != real(0) && !given.bias && !given.alibi_slopes; }
+  // Whether a soft cap is all that makes the scores of such a block something else, and nothing is dropped.
+  KITTENS_INLINE bool only_capped() const { return cap_log2 != real(0) && !given.bias && !given.alibi_slopes && !given.dropout_state; }
 
   // Whether the scores of a block of which every row sees all keys are scale q.k alone.
   KITTENS_INLINE bool scores_are_plain() const { return cap_log2 == real(0) && !given.bias && !given.alibi_slopes; }
@@ -122,13 +128,24 @@ template <class Element> struct score_rules {
     }, -kittens::infinity<real>());
   }
 
+  // Bytes of the mask to registers, where whole rows of them can be loaded.
+  template <int Keys> KITTENS_INLINE bool mask_in_vectors(score_place at) const { return mask_has_vectors && at.key + Keys <= keys; }
+  template <int Keys> KITTENS_INLINE void load_mask(kittens::register_bytes<Keys>& bytes, score_place at) const {
+    if (mask_in_vectors<Keys>(at)) load_bytes(bytes, mask_rows(at));
+  }
+  // The mask's bytes for one (batch, head) and a key, by row.
+  KITTENS_INLINE auto mask_rows(score_place at) const {
+    const unsigned char* from = given.mask + modifier_offset(given.mask_stride, at.batch, at.head, 0, at.key);
+    return [this, from, first = at.row](int row) { return from + row_of(first + row) * given.mask_stride[2]; };
+  }
+
   // A bit for each of Count keys from `first` on, set where a row of the mask shows it: all that the row has lies at `row`.
   template <int Count> KITTENS_INLINE uint32_t mask_bits(const unsigned char* row, int first) const {
     uint32_t bits = 0;
     if (given.mask_stride[3] == 1 && first + Count <= keys && reinterpret_cast<uintptr_t>(row + first) % 16 == 0) {
       uint32_t words[Count / 4];
       kittens::load_words(words, row + first);
-      KITTENS_UNROLL for (int i = 0; i < Count / 4; i++) bits |= first_bits(words[i]) << (4 * i);
+      KITTENS_UNROLL for (int i = 0; i < Count / 4; i++) bits |= kittens::bits_of_bytes(words[i]) << (4 * i);
     } else {
       KITTENS_NO_UNROLL for (int from = 0; from < Count; from += 4)  // four loads in flight together: eight spill
         KITTENS_UNROLL for (int i = from; i < from + 4; i++)
@@ -146,28 +163,18 @@ template <class Element> struct score_rules {
     const int64_t* state = given.dropout_state;
     const uint64_t seed = state ? static_cast<uint64_t>(state[0]) : 0, offset = state ? static_cast<uint64_t>(state[1]) : 0;
     const auto word = [](uint64_t x) { return static_cast<uint32_t>(kittens::uniform(static_cast<int>(x))); };
-    return {word(seed), word(seed >> 32), word(offset), word(batch * heads + head), given.dropout_threshold};
-  }
-  // exp2_into, and weights that dropout does not keep become zero.
-  template <int Keys>
-  KITTENS_INLINE void exp2_dropped_into(kittens::register_tile<Element, Keys>& weights, const kittens::register_tile<real, Keys>& scores,
-                                        const kittens::row_vector<real>& shift, real factor, kittens::row_vector<real>& sums, const dropout_rule& rule,
-                                        score_place at) const {
-    exp2_drawn_into(weights, scores, shift, factor, sums, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); }, verdict(rule));
+    return {word(seed), word(seed >> 32), word(offset), word(batch * heads + head)};
   }
   // What a draw's word says of two weights: a half of ones where one is kept.
-  KITTENS_INLINE static auto verdict(const dropout_rule& rule) {
-    return [limit = rule.limit, flip = rule.flip](uint32_t word) { return kittens::halves_at_least(word, limit) ^ flip; };
+  template <bool in_integers = false> KITTENS_INLINE auto verdict() const {
+    return [this](uint32_t word) { return kittens::halves_at_least<in_integers>(word, limits.limit) ^ limits.flip; };
   }
   // Weights that dropout does not keep become zero.
-  template <int Keys> KITTENS_INLINE void drop(kittens::register_tile<Element, Keys>& weights, const dropout_rule& rule, score_place at) const {
-    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); }, verdict(rule));
+  template <bool in_integers, int Keys> KITTENS_INLINE void drop(kittens::register_tile<Element, Keys>& weights, const dropout_rule& rule, score_place at) const {
+    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); }, verdict<in_integers>());
   }
 
  private:
-  // One bit for each of a word's four bytes, which are 0 or 1.
-  KITTENS_INLINE static uint32_t first_bits(uint32_t bytes) { return (bytes * 0x01020408u) >> 24 & 0xF; }
-
   // Where the rows of a place lie in the bias.
   template <class B> KITTENS_INLINE auto bias_rows(const B* bias, score_place at) const {
     const B* from = bias + modifier_offset(given.bias_stride, at.batch, at.head, 0, at.key);

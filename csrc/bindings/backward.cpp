@@ -2,7 +2,6 @@
 #include "backward.h"
 
 #include <array>
-#include <vector>
 
 #include "../attention/instances/backward.h"
 #include "../attention/plan.h"
@@ -45,28 +44,27 @@ void check_steps(const char* name, const int64_t (&strides)[4]) {
     check(strides[d] < window_open && strides[d] > -window_open, name, ": its stride ", strides[d], " in dimension ", d, " must be below 2^30");
 }
 
-void check_shape(const char* name, const Tensor& t, const Tensor& like, ScalarType type, std::initializer_list<int64_t> sizes) {
-  bool same = t.dim() == static_cast<int64_t>(sizes.size());
-  std::string expected;
-  int64_t d = 0;
-  for (const int64_t size : sizes) {
-    same = same && t.size(d++) == size;
-    expected += (expected.empty() ? "(" : ", ") + std::to_string(size);
+void check_shape(const char* name, const Tensor& t, const Tensor& like, ScalarType type, const shape4& sizes, int dims) {
+  bool same = t.dim() == dims;
+  for (int d = 0; d < dims; d++) same = same && t.size(d) == sizes[d];
+  if (!same) {
+    std::string expected;
+    for (int d = 0; d < dims; d++) expected += (d ? ", " : "(") + std::to_string(sizes[d]);
+    check(false, name, " must have shape ", expected, "), got ", shape_text{t});
   }
-  check(same, name, " must have shape ", expected, "), got ", shape_text(t));
-  check(t.scalar_type() == type, name, ": its dtype must be that of the forward's ", sizes.size() == 4 ? "output" : "logsumexp");
-  check(t.is_cuda() == like.is_cuda() && t.get_device_index() == like.get_device_index(), name, " must be on the query's device");
+  check(t.scalar_type() == type, name, ": its dtype must be that of the forward's ", dims == 4 ? "output" : "logsumexp");
+  check(t.is_on_device_of(like), name, " must be on the query's device");
 }
 
 void check_call(const backward_call& c) {
   check_inputs(c.query, c.key, c.value, c.scale, c.corner, c.window_left, c.window_right);
-  const int64_t batch = c.query.size(0), heads = c.query.size(1), length = c.query.size(2), columns = c.value.size(3);
-  check_shape("output", c.output, c.query, c.query.scalar_type(), {batch, heads, length, columns});
-  check_shape("logsumexp", c.logsumexp, c.query, c.real(), {batch, heads, length});
-  if (c.grad_output) check_shape("grad_output", *c.grad_output, c.query, c.query.scalar_type(), {batch, heads, length, columns});
-  if (c.grad_logsumexp) check_shape("grad_logsumexp", *c.grad_logsumexp, c.query, c.real(), {batch, heads, length});
+  const shape4 sizes{c.query.size(0), c.query.size(1), c.query.size(2), c.value.size(3)};
+  check_shape("output", c.output, c.query, c.query.scalar_type(), sizes, 4);
+  check_shape("logsumexp", c.logsumexp, c.query, c.real(), sizes, 3);
+  if (c.grad_output) check_shape("grad_output", *c.grad_output, c.query, c.query.scalar_type(), sizes, 4);
+  if (c.grad_logsumexp) check_shape("grad_logsumexp", *c.grad_logsumexp, c.query, c.real(), sizes, 3);
   if (c.modifiers) modifiers_of(*c.modifiers, c.query, c.key);
-  check(!c.need_bias || c.modifiers->bias.has_value(), "need_bias: there is no bias");
+  check(!c.need_bias || c.modifiers->bias != nullptr, "need_bias: there is no bias");
 }
 
 void check_plan(const backward_plan& plan, int64_t configuration) {
@@ -80,44 +78,52 @@ void check_plan(const backward_plan& plan, int64_t configuration) {
 // Like its input in dtype and layout; empty where it is not asked for.
 Tensor make_gradient(const Tensor& like, bool needed) {
   if (!needed) return empty_contiguous({0}, like.scalar_type(), like);
-  const shape4 sizes{like.size(0), like.size(1), like.size(2), like.size(3)}, strides = strides_in_order_of(like, sizes, 4);
-  return empty_strided(sizes.data(), strides.data(), 4, like.scalar_type(), like);
+  const shape4 strides = strides_in_order_of(like, like.sizes(), 4);
+  return empty_strided(like.sizes().data(), strides.data(), 4, like.scalar_type(), like);
 }
 
 // A gradient as the kernel writes it: in place, or through memory that TMA can write.
 struct kernel_output {
-  Tensor gradient;
-  kernel_input written;  // its tensor is the gradient itself, or is copied there
-  bool direct;
+  const Tensor* gradient = nullptr;
+  kernel_input written{};
+  bool direct = true;  // else written.copy is copied to the gradient
 
-  void finish() {
-    if (!direct) torch::stable::copy_(gradient, written.tensor);
+  const Tensor& tensor() const { return direct ? *gradient : written.copy; }
+  void finish() const {
+    if (!direct) copy(*gradient, written.copy);
   }
 };
 
 kernel_output output_of(const Tensor& gradient, bool needed, bool cuda, int64_t element_bytes) {
-  if (!needed) return {gradient, {gradient, {}}, true};
-  if (!cuda) return {gradient, as_is(gradient), true};
+  if (!needed) return {&gradient};
+  if (!cuda) return {&gradient, as_is(gradient)};
   const shape4 strides = usable_strides(gradient, element_bytes);
-  if (fits_tma(gradient, strides, element_bytes)) return {gradient, {gradient, view_of(gradient, strides)}, true};
-  return {gradient, aligned(gradient, {gradient.size(0), gradient.size(1), gradient.size(2), gradient.size(3)}, element_bytes), false};
+  if (fits_tma(gradient, strides, element_bytes)) return {&gradient, {view_of(gradient, strides)}};
+  return {&gradient, aligned(gradient, gradient.sizes(), element_bytes), false};
 }
 
-Tensor dense_rows(const Tensor& t) {
-  if (t.is_contiguous()) return t;
-  Tensor copy = empty_contiguous({t.size(0), t.size(1), t.size(2)}, t.scalar_type(), t);
-  torch::stable::copy_(copy, t);
-  return copy;
+// Rows (batch, head, row) without gaps: the tensor's own, or those of a copy.
+const void* dense_rows(const Tensor& t, Tensor& dense) {
+  int64_t stride = 1;
+  bool contiguous = true;
+  for (int d = 2; d >= 0; d--) {
+    contiguous = contiguous && (t.size(d) == 1 || t.stride(d) == stride);
+    stride *= t.size(d);
+  }
+  if (contiguous) return t.data_ptr();
+  dense = empty_contiguous({t.size(0), t.size(1), t.size(2)}, t.scalar_type(), t);
+  copy(dense, t);
+  return dense.data_ptr();
 }
 
 // Without a gradient of the output: one row of zeros, everywhere.
 kernel_input no_gradient(const Tensor& output, int64_t element_bytes) {
   const int64_t step = tma_alignment / element_bytes;
   Tensor row = empty_contiguous({(output.size(3) + step - 1) / step * step}, output.scalar_type(), output);
-  torch::stable::zero_(row);
-  kernel_input input{row, view_of(output, {0, 0, 0, 1})};
-  input.view.data = row.data_ptr();
-  return input;
+  zero(row);
+  kittens::tensor_view view = view_of(output, {0, 0, 0, 1});
+  view.data = row.data_ptr();
+  return {view, std::move(row)};
 }
 
 // Everything that a launch needs and that must live until it has been made.
@@ -136,18 +142,18 @@ class prepared_call {
     inputs[2] = input(c.value);
     inputs[3] = input(c.output);
     inputs[4] = c.grad_output ? input(*c.grad_output) : no_gradient(c.output, element_bytes);
-    logsumexp = dense_rows(c.logsumexp);
-    if (c.grad_logsumexp) grad_logsumexp = dense_rows(*c.grad_logsumexp);
-    for (int i = 0; i < 3; i++) outputs.push_back(output_of(gradients[i], needed(i), cuda, element_bytes));
+    const void* logsumexp_rows = dense_rows(c.logsumexp, logsumexp);
+    const void* grad_logsumexp_rows = c.grad_logsumexp ? dense_rows(*c.grad_logsumexp, grad_logsumexp) : nullptr;
+    for (int i = 0; i < 3; i++) outputs[i] = output_of(gradients[i], needed(i), cuda, element_bytes);
     // Keys that no row sees belong to no tile.
     if (plan.mask.length_k < c.key.size(2)) {
       for (int i = 1; i < 3; i++)
-        if (needed(i)) torch::stable::zero_(outputs[i].written.tensor);
-      if (c.need_bias) torch::stable::zero_(gradients[3]);
+        if (needed(i)) zero(outputs[i].tensor());
+      if (c.need_bias) zero(gradients[3]);
     }
     workspace = empty_contiguous({plan.workspace_values}, c.real(), c.query);
     const int64_t real_bytes = c.real() == ScalarType::Double ? 8 : 4, rows = (plan.workspace_values - plan.query_sum_values) / 2;
-    char* memory = static_cast<char*>(workspace->data_ptr());
+    char* memory = static_cast<char*>(workspace.data_ptr());
     arguments = {inputs[0].view,
                  inputs[1].view,
                  inputs[2].view,
@@ -156,8 +162,8 @@ class prepared_call {
                  outputs[0].written.view,
                  outputs[1].written.view,
                  outputs[2].written.view,
-                 logsumexp->data_ptr(),
-                 grad_logsumexp ? grad_logsumexp->data_ptr() : nullptr,
+                 logsumexp_rows,
+                 grad_logsumexp_rows,
                  memory,
                  memory + rows * real_bytes,
                  plan.sums_query ? memory + 2 * rows * real_bytes : nullptr,
@@ -189,8 +195,8 @@ class prepared_call {
   }
 
   gradients_of_call finish() {
-    for (kernel_output& output : outputs) output.finish();
-    return gradients;
+    for (const kernel_output& output : outputs) output.finish();
+    return std::move(gradients);
   }
 
   bool launches = false;
@@ -203,15 +209,15 @@ class prepared_call {
   const int64_t element_bytes;
   gradients_of_call gradients;
   kernel_input inputs[5];
-  std::optional<Tensor> logsumexp, grad_logsumexp, workspace;
-  std::vector<kernel_output> outputs;
+  Tensor logsumexp, grad_logsumexp, workspace;
+  kernel_output outputs[3];
 
   bool needed(int i) const { return i == 0 ? c.need_query : i == 1 ? c.need_key : c.need_value; }
 
   // Nothing to multiply: no query row, or no key for any row.
   bool settle_empty() {
     if (c.logsumexp.numel() > 0 && plan.mask.length_k > 0) return false;
-    for (int i = 0; i < (c.modifiers ? 4 : 3); i++) torch::stable::zero_(gradients[i]);
+    for (int i = 0; i < (c.modifiers ? 4 : 3); i++) zero(gradients[i]);
     return true;
   }
 
@@ -286,65 +292,74 @@ gradients_of_call run_cuda(const backward_call& c) {
 
 #endif
 
-backward_result first_three(const gradients_of_call& g) { return {g[0], g[1], g[2]}; }
-modified_backward_result all_four(const gradients_of_call& g) { return {g[0], g[1], g[2], g[3]}; }
+backward_result first_three(gradients_of_call g) { return {std::move(g[0]), std::move(g[1]), std::move(g[2])}; }
+modified_backward_result all_four(gradients_of_call g) { return {std::move(g[0]), std::move(g[1]), std::move(g[2]), std::move(g[3])}; }
 
 }  // namespace
 
-backward_result backward_cpu(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
-                             Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+backward_result backward_cpu(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key, const Tensor& value,
+                             const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
                              bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
   return first_three(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                               need_query, need_key, need_value, deterministic, configuration},
                              std::nullopt));
 }
 
-backward_result checked_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
-                                 Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+backward_result checked_backward(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key, const Tensor& value,
+                                 const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
                                  bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration, int64_t seed) {
   return first_three(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                               need_query, need_key, need_value, deterministic, configuration},
                              seed));
 }
 
-modified_backward_result modified_backward_cpu(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key,
-                                        Tensor value, Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
-                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
-                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
-                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration) {
-  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+modified_backward_result modified_backward_cpu(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+                                        const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
+                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
+                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
+                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration,
+                                        const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
+                                        const std::optional<Tensor>& mask_seen) {
+  const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
+                                  nullptr,          pointer_to(dropout_state), dropout_p,               softcap,
+                                  pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
   return all_four(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                    need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}, std::nullopt));
 }
 
-modified_backward_result checked_modified_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key,
-                                        Tensor value, Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
-                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
-                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
+modified_backward_result checked_modified_backward(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+                                        const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
+                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
+                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
                                         bool need_value, bool need_bias, bool deterministic, int64_t configuration, int64_t seed) {
-  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+  const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
+                                  nullptr,          pointer_to(dropout_state), dropout_p,               softcap};
   return all_four(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                    need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}, seed));
 }
 
 #ifdef KITTENS_CUDA
 
-backward_result backward_cuda(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key, Tensor value,
-                              Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+backward_result backward_cuda(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key, const Tensor& value,
+                              const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
                               bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
   return first_three(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                                need_query, need_key, need_value, deterministic, configuration}));
 }
 
-modified_backward_result modified_backward_cuda(std::optional<Tensor> grad_output, std::optional<Tensor> grad_logsumexp, Tensor query, Tensor key,
-                                        Tensor value, Tensor output, Tensor logsumexp, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
-                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes,
-                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
-                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration) {
-  const modifier_inputs modifiers{mask, bias, key_lengths, alibi_slopes, std::nullopt, dropout_state, dropout_p, softcap};
+modified_backward_result modified_backward_cuda(const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
+                                        const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
+                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
+                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query, bool need_key,
+                                        bool need_value, bool need_bias, bool deterministic, int64_t configuration,
+                                        const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
+                                        const std::optional<Tensor>& mask_seen) {
+  const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
+                                  nullptr,          pointer_to(dropout_state), dropout_p,               softcap,
+                                  pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
   return all_four(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                    need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}));
 }

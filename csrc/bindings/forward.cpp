@@ -33,10 +33,10 @@ forward_outputs make_outputs(const Tensor& query, const Tensor& value) {
 bool settle_empty(const forward_outputs& out, const interval_mask& mask, const modifier_inputs* modified) {
   if (out.logsumexp.numel() == 0) return true;
   if (mask.length_k > 0) return false;
-  Tensor output = out.output, logsumexp = out.logsumexp;
-  torch::stable::zero_(output);
+  zero(out.output);
+  torch::stable::Tensor logsumexp = out.logsumexp.shared();
   if (modified && modified->sinks)
-    torch::stable::copy_(logsumexp, torch::stable::unsqueeze(*modified->sinks, 1));
+    torch::stable::copy_(logsumexp, torch::stable::unsqueeze(modified->sinks->shared(), 1));
   else
     torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
   return true;
@@ -63,7 +63,7 @@ kittens::tensor_view with_heads_as_rows(const kittens::tensor_view& t, int64_t h
 
 // What the launch of a plan with divided keys needs.
 struct split_memory {
-  std::optional<Tensor> parts, sinks;
+  Tensor parts, sinks;
 };
 
 // What the plan asks for beyond its row and grid.
@@ -76,15 +76,18 @@ split_memory arrange(forward_arguments& a, const forward_plan& plan, const Tenso
   if (plan.splits == 0) return memory;
   memory.parts = empty_contiguous({plan.workspace_values}, logsumexp.scalar_type(), logsumexp);
   a.splits = plan.splits;
-  a.parts = memory.parts->data_ptr();
+  a.parts = memory.parts.data_ptr();
   a.sinks_by_row = plan.heads_as_rows;
   if (plan.heads_as_rows && a.modifiers.sinks && a.modifiers.sink_stride != 1) {
     memory.sinks = empty_contiguous({modified->sinks->size(0)}, modified->sinks->scalar_type(), *modified->sinks);
-    torch::stable::copy_(*memory.sinks, *modified->sinks);
-    a.modifiers.sinks = memory.sinks->data_ptr();
+    copy(memory.sinks, *modified->sinks);
+    a.modifiers.sinks = memory.sinks.data_ptr();
   }
   return memory;
 }
+
+// As Python computes it, so that a default is the same number on every way here.
+double scale_of(std::optional<double> scale, const Tensor& query) { return scale ? *scale : std::pow(static_cast<double>(query.size(3)), -0.5); }
 
 void check_launch(const char* error) { check(error == nullptr, error ? error : ""); }
 
@@ -102,8 +105,8 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
   problem.sinks = modifiers.sinks != nullptr;
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
-  const forward_outputs out = make_outputs(query, value);
-  if (settle_empty(out, plan.mask, modified)) return {out.output, out.logsumexp};
+  forward_outputs out = make_outputs(query, value);
+  if (settle_empty(out, plan.mask, modified)) return {std::move(out.output), std::move(out.logsumexp)};
 
   kittens::tile_counter counter{};
   forward_arguments arguments = arguments_of(as_is(query), as_is(key), as_is(value), as_is(out.output), out.logsumexp, problem, plan, scale);
@@ -122,7 +125,7 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
                                                  : find_forward_cpu(problem.type, plan.configuration);
   check(launch != nullptr, "query: its dtype is not compiled for this machine");
   check_launch(launch(arguments, execution));
-  return {out.output, out.logsumexp};
+  return {std::move(out.output), std::move(out.logsumexp)};
 }
 
 #ifdef KITTENS_CUDA
@@ -144,15 +147,15 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
   problem.sinks = modifiers.sinks != nullptr;
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
-  const forward_outputs out = make_outputs(query, value);
-  if (settle_empty(out, plan.mask, modified)) return {out.output, out.logsumexp};
+  forward_outputs out = make_outputs(query, value);
+  if (settle_empty(out, plan.mask, modified)) return {std::move(out.output), std::move(out.logsumexp)};
 
   constexpr int64_t element_bytes = 2;
   const kernel_input q = input_for_tma(query, element_bytes), k = input_for_tma(key, element_bytes), v = input_for_tma(value, element_bytes);
   const shape4 output_strides = usable_strides(out.output, element_bytes);
   const bool direct = fits_tma(out.output, output_strides, element_bytes);
-  const kernel_input o = direct ? kernel_input{out.output, view_of(out.output, output_strides)}
-                                : aligned(out.output, {query.size(0), query.size(1), query.size(2), value.size(3)}, element_bytes);
+  const kernel_input o = direct ? kernel_input{view_of(out.output, output_strides)}
+                                : aligned(out.output, out.output.sizes(), element_bytes);
   void* stream = current_stream(device);
   forward_arguments arguments = arguments_of(q, k, v, o, out.logsumexp, problem, plan, scale);
   arguments.modifiers = modifiers;
@@ -166,65 +169,65 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
                                            : find_forward_sm90(problem.type, plan.configuration, plan.kind == mask_class::interval);
   check(launch != nullptr, "configuration ", plan.configuration, " has no kernel");
   check_launch(launch(arguments, {stream}));
-  if (!direct) {
-    Tensor output = out.output;
-    torch::stable::copy_(output, o.tensor);
-  }
-  return {out.output, out.logsumexp};
+  if (!direct) copy(out.output, o.copy);
+  return {std::move(out.output), std::move(out.logsumexp)};
 }
 
 #else
 
 forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int64_t, int64_t, int64_t, int64_t, int64_t, const modifier_inputs* = nullptr) {
   check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
-  return {Tensor(), Tensor()};
+  return {};
 }
 
 #endif
 
 }  // namespace
 
-forward_result forward_cpu(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+forward_result forward_cpu(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner, int64_t window_left, int64_t window_right,
                            int64_t configuration, int64_t splits) {
-  return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, splits, std::nullopt);
+  return run_cpu(query, key, value, scale_of(scale, query), corner, window_left, window_right, configuration, splits, std::nullopt);
 }
 
-forward_result checked_forward(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+forward_result checked_forward(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
                                int64_t configuration, int64_t seed, int64_t splits) {
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, splits, seed);
 }
 
-forward_result forward_cuda(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+forward_result forward_cuda(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner, int64_t window_left, int64_t window_right,
                             int64_t configuration, int64_t splits) {
-  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, splits);
+  return run_cuda(query, key, value, scale_of(scale, query), corner, window_left, window_right, configuration, splits);
 }
 
-forward_result modified_forward_cpu(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                                    std::optional<Tensor> mask, std::optional<Tensor> bias, std::optional<Tensor> key_lengths,
-                                    std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, std::optional<Tensor> dropout_state,
-                                    double dropout_p, double softcap, int64_t configuration, std::optional<Tensor> mask_tiles,
-                                    std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
-  const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
-                                 dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
+forward_result modified_forward_cpu(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                                    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+                                    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state,
+                                    double dropout_p, double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles,
+                                    const std::optional<Tensor>& mask_ranges, const std::optional<Tensor>& mask_seen) {
+  const modifier_inputs modified{pointer_to(mask),       pointer_to(bias),        pointer_to(key_lengths), pointer_to(alibi_slopes),
+                                 pointer_to(sinks),      pointer_to(dropout_state), dropout_p,             softcap,
+                                 pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, std::nullopt, &modified);
 }
 
-forward_result checked_modified_forward(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, std::optional<Tensor> mask, std::optional<Tensor> bias,
-                                        std::optional<Tensor> key_lengths, std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks,
-                                        std::optional<Tensor> dropout_state, double dropout_p, double softcap, int64_t configuration,
+forward_result checked_modified_forward(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
+                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
+                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks,
+                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, int64_t configuration,
                                         int64_t seed) {
-  const modifier_inputs modified{mask, bias, key_lengths, alibi_slopes, sinks, dropout_state, dropout_p, softcap};
+  const modifier_inputs modified{pointer_to(mask),  pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
+                                 pointer_to(sinks), pointer_to(dropout_state), dropout_p,               softcap};
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, seed, &modified);
 }
 
-forward_result modified_forward_cuda(Tensor query, Tensor key, Tensor value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                                     std::optional<Tensor> mask, std::optional<Tensor> bias, std::optional<Tensor> key_lengths,
-                                     std::optional<Tensor> alibi_slopes, std::optional<Tensor> sinks, std::optional<Tensor> dropout_state,
-                                     double dropout_p, double softcap, int64_t configuration, std::optional<Tensor> mask_tiles,
-                                     std::optional<Tensor> mask_ranges, std::optional<Tensor> mask_seen) {
-  const modifier_inputs modified{mask,      bias,    key_lengths, alibi_slopes, sinks, dropout_state,
-                                 dropout_p, softcap, mask_tiles,  mask_ranges,  mask_seen};
+forward_result modified_forward_cuda(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+                                     const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+                                     const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state,
+                                     double dropout_p, double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles,
+                                     const std::optional<Tensor>& mask_ranges, const std::optional<Tensor>& mask_seen) {
+  const modifier_inputs modified{pointer_to(mask),       pointer_to(bias),        pointer_to(key_lengths), pointer_to(alibi_slopes),
+                                 pointer_to(sinks),      pointer_to(dropout_state), dropout_p,             softcap,
+                                 pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
   return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, -1, &modified);
 }
 
@@ -236,18 +239,18 @@ mask_classes classes_of(const Tensor& mask, const Tensor& query, const Tensor& k
   const forward_problem problem = problem_of(machine_kind::cpu, query, key, key, corner, window_left, window_right, 1);
   const interval_mask visible =
       make_interval(problem.corner, problem.window_left, problem.window_right, static_cast<int>(problem.length_q), static_cast<int>(problem.length_k));
-  const modifier_inputs inputs{mask, {}, {}, {}, {}, {}, 0, 0};
-  const classified_mask known = classify_mask(modifiers_of(inputs, query, key), inputs, with_every_key(visible), query, key, execution);
-  return {*known.tiles, *known.ranges, *known.seen};
+  const modifier_inputs inputs{.mask = &mask};
+  classified_mask known = classify_mask(modifiers_of(inputs, query, key), inputs, with_every_key(visible), query, key, execution);
+  return {std::move(known.tiles), std::move(known.ranges), std::move(known.seen)};
 }
 
 }  // namespace
 
-mask_classes classify_mask_cpu(Tensor mask, Tensor query, Tensor key, int64_t corner, int64_t window_left, int64_t window_right) {
+mask_classes classify_mask_cpu(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left, int64_t window_right) {
   return classes_of(mask, query, key, corner, window_left, window_right, cpu_execution(0));
 }
 
-mask_classes classify_mask_cuda(Tensor mask, Tensor query, Tensor key, int64_t corner, int64_t window_left, int64_t window_right) {
+mask_classes classify_mask_cuda(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left, int64_t window_right) {
 #ifdef KITTENS_CUDA
   const int device = query.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
@@ -255,7 +258,7 @@ mask_classes classify_mask_cuda(Tensor mask, Tensor query, Tensor key, int64_t c
   return classes_of(mask, query, key, corner, window_left, window_right, {current_stream(device)});
 #else
   check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
-  return {Tensor(), Tensor(), Tensor()};
+  return {};
 #endif
 }
 

@@ -1,50 +1,51 @@
 // The forward operators, as library.cpp registers them.
 #pragma once
-#include <torch/csrc/stable/tensor.h>
-
 #include <cstdint>
 #include <optional>
 #include <tuple>
 
+#include "tensor.h"
+
 namespace kittens_torch {
 
-using forward_result = std::tuple<torch::stable::Tensor, torch::stable::Tensor>;  // output, logsumexp
+// Without a scale: that of torch, 1 / sqrt(head_dim).
+using forward_result = std::tuple<Tensor, Tensor>;  // output, logsumexp
 
-forward_result forward_cpu(torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
+forward_result forward_cpu(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner,
                            int64_t window_left, int64_t window_right, int64_t configuration, int64_t splits);
-forward_result forward_cuda(torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
+forward_result forward_cuda(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner,
                             int64_t window_left, int64_t window_right, int64_t configuration, int64_t splits);
-forward_result checked_forward(torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale,
+forward_result checked_forward(const Tensor& query, const Tensor& key, const Tensor& value, double scale,
                                int64_t corner, int64_t window_left, int64_t window_right, int64_t configuration, int64_t seed,
                                int64_t splits);
 
 // The same with what modifies scores; see attention/modifiers.h.
 forward_result modified_forward_cpu(
-    torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
-    int64_t window_left, int64_t window_right, std::optional<torch::stable::Tensor> mask, std::optional<torch::stable::Tensor> bias,
-    std::optional<torch::stable::Tensor> key_lengths, std::optional<torch::stable::Tensor> alibi_slopes,
-    std::optional<torch::stable::Tensor> sinks, std::optional<torch::stable::Tensor> dropout_state, double dropout_p, double softcap,
-    int64_t configuration, std::optional<torch::stable::Tensor> mask_tiles, std::optional<torch::stable::Tensor> mask_ranges,
-    std::optional<torch::stable::Tensor> mask_seen);
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner,
+    int64_t window_left, int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
+    const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p, double softcap,
+    int64_t configuration, const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
+    const std::optional<Tensor>& mask_seen);
 forward_result modified_forward_cuda(
-    torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
-    int64_t window_left, int64_t window_right, std::optional<torch::stable::Tensor> mask, std::optional<torch::stable::Tensor> bias,
-    std::optional<torch::stable::Tensor> key_lengths, std::optional<torch::stable::Tensor> alibi_slopes,
-    std::optional<torch::stable::Tensor> sinks, std::optional<torch::stable::Tensor> dropout_state, double dropout_p, double softcap,
-    int64_t configuration, std::optional<torch::stable::Tensor> mask_tiles, std::optional<torch::stable::Tensor> mask_ranges,
-    std::optional<torch::stable::Tensor> mask_seen);
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner,
+    int64_t window_left, int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
+    const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p, double softcap,
+    int64_t configuration, const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
+    const std::optional<Tensor>& mask_seen);
 forward_result checked_modified_forward(
-    torch::stable::Tensor query, torch::stable::Tensor key, torch::stable::Tensor value, double scale, int64_t corner,
-    int64_t window_left, int64_t window_right, std::optional<torch::stable::Tensor> mask, std::optional<torch::stable::Tensor> bias,
-    std::optional<torch::stable::Tensor> key_lengths, std::optional<torch::stable::Tensor> alibi_slopes,
-    std::optional<torch::stable::Tensor> sinks, std::optional<torch::stable::Tensor> dropout_state, double dropout_p, double softcap,
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner,
+    int64_t window_left, int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes,
+    const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p, double softcap,
     int64_t configuration, int64_t seed);
 
 // What is known of a bool mask: bytes of tiles, ranges of rows of tiles, bytes of keys; see attention/tile_classes.h.
-using mask_classes = std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor>;
-mask_classes classify_mask_cpu(torch::stable::Tensor mask, torch::stable::Tensor query, torch::stable::Tensor key, int64_t corner,
+using mask_classes = std::tuple<Tensor, Tensor, Tensor>;
+mask_classes classify_mask_cpu(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner,
                                int64_t window_left, int64_t window_right);
-mask_classes classify_mask_cuda(torch::stable::Tensor mask, torch::stable::Tensor query, torch::stable::Tensor key, int64_t corner,
+mask_classes classify_mask_cuda(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner,
                                 int64_t window_left, int64_t window_right);
 
 }  // namespace kittens_torch

@@ -28,14 +28,12 @@ inline void check_inputs(const Tensor& query, const Tensor& key, const Tensor& v
         query.dim(), ", ", key.dim(), " and ", value.dim());
   check(query.scalar_type() == key.scalar_type() && query.scalar_type() == value.scalar_type(),
         "query, key and value must have the same dtype");
-  check(query.get_device_index() == key.get_device_index() && query.get_device_index() == value.get_device_index() &&
-            query.is_cuda() == key.is_cuda() && query.is_cuda() == value.is_cuda(),
-        "query, key and value must be on the same device");
+  check(query.is_on_device_of(key) && query.is_on_device_of(value), "query, key and value must be on the same device");
   const int64_t heads = query.size(1), heads_k = key.size(1), head_dim = query.size(3), value_dim = value.size(3);
   check(key.size(0) == query.size(0) && value.size(0) == query.size(0), "key and value must have the query's batch size ", query.size(0),
         ", got ", key.size(0), " and ", value.size(0));
-  check(value.size(1) == heads_k && value.size(2) == key.size(2), "value ", shape_text(value), " must have the heads and rows of key ",
-        shape_text(key));
+  check(value.size(1) == heads_k && value.size(2) == key.size(2), "value ", shape_text{value}, " must have the heads and rows of key ",
+        shape_text{key});
   check(heads_k > 0 ? heads % heads_k == 0 : heads == 0, "key: its ", heads_k, " heads must divide the query's ", heads);
   check(key.size(3) == head_dim, "key: its head_dim ", key.size(3), " must be the query's ", head_dim);
   check(head_dim >= 1 && head_dim <= 256 && value_dim >= 1 && value_dim <= 256, "head_dim ", head_dim, " and value_dim ", value_dim,
@@ -47,10 +45,10 @@ inline void check_inputs(const Tensor& query, const Tensor& key, const Tensor& v
         window_right);
 }
 
-// A tensor as a kernel sees it, and what keeps its memory alive.
+// A tensor as a kernel sees it, and the memory of the copy, where it is one.
 struct kernel_input {
-  Tensor tensor;
   kittens::tensor_view view;
+  Tensor copy{};
 };
 
 // A dimension of size 1 is never stepped over; its stride may be anything, and TMA wants a multiple of 16 bytes.
@@ -74,20 +72,20 @@ inline kernel_input aligned(const Tensor& like, const shape4& sizes, int64_t ele
   shape4 padded = sizes;
   padded[3] = (sizes[3] + step - 1) / step * step;
   const shape4 strides = strides_in_order_of(like, padded);
-  Tensor whole = empty_strided(padded.data(), strides.data(), 4, like.scalar_type(), like);
-  Tensor part = padded[3] == sizes[3] ? whole : torch::stable::narrow(whole, 3, 0, sizes[3]);
-  return {part, view_of(part, usable_strides(part, element_bytes))};
+  Tensor part = empty_strided(padded.data(), strides.data(), 4, like.scalar_type(), like);
+  if (padded[3] != sizes[3]) part = with_sizes(part, sizes);
+  return {view_of(part, usable_strides(part, element_bytes)), std::move(part)};
 }
 
 inline kernel_input input_for_tma(const Tensor& t, int64_t element_bytes) {
   const shape4 strides = usable_strides(t, element_bytes);
-  if (fits_tma(t, strides, element_bytes)) return {t, view_of(t, strides)};
-  kernel_input copy = aligned(t, {t.size(0), t.size(1), t.size(2), t.size(3)}, element_bytes);
-  torch::stable::copy_(copy.tensor, t);
-  return copy;
+  if (fits_tma(t, strides, element_bytes)) return {view_of(t, strides)};
+  kernel_input input = aligned(t, t.sizes(), element_bytes);
+  copy(input.copy, t);
+  return input;
 }
 
-inline kernel_input as_is(const Tensor& t) { return {t, view_of(t, {t.stride(0), t.stride(1), t.stride(2), t.stride(3)})}; }
+inline kernel_input as_is(const Tensor& t) { return {view_of(t, t.strides())}; }
 
 inline forward_problem problem_of(machine_kind machine, const Tensor& query, const Tensor& key, const Tensor& value, int64_t corner,
                                   int64_t window_left, int64_t window_right, int processors) {

@@ -1,8 +1,6 @@
 // Tensors from torch's allocator, and the layouts that kernels take.
 #pragma once
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -12,15 +10,10 @@
 
 namespace kittens_torch {
 
-using torch::stable::Tensor;
-using shape4 = std::array<int64_t, 4>;
-
 inline Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_t dims, torch::headeronly::ScalarType type, const Tensor& like) {
-  int32_t device_type = 0, device_index = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  const int32_t code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, static_cast<int32_t>(type), device_type, device_index, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, code, like.device_type(), like.get_device_index(), &handle));
   return Tensor(handle);
 }
 
@@ -32,6 +25,13 @@ inline Tensor empty_contiguous(std::initializer_list<int64_t> sizes, torch::head
     stride *= std::max<int64_t>(sizes.begin()[i], 1);
   }
   return empty_strided(sizes.begin(), strides.data(), static_cast<int64_t>(sizes.size()), type, like);
+}
+
+// The first rows and columns of a tensor of 4 dimensions: a view.
+inline Tensor with_sizes(const Tensor& t, const shape4& sizes) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_as_strided(t.get(), sizes.data(), t.strides().data(), &handle));
+  return Tensor(handle);
 }
 
 // Dense strides for (batch, head, row, column) in the order in which `like` keeps its first `ordered` dimensions; what remains is innermost. A

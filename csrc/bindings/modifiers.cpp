@@ -11,17 +11,17 @@ using torch::headeronly::ScalarType;
 // On the query's device, of one of two types.
 void check_tensor(const char* name, const Tensor& t, const Tensor& query, int64_t least_dims, int64_t most_dims, ScalarType type,
                   ScalarType other_type, const char* types) {
-  check(t.dim() >= least_dims && t.dim() <= most_dims, name, " must have ", least_dims,
-        least_dims == most_dims ? text("") : text(" or ", most_dims), " dimensions, got ", t.dim());
+  check(t.dim() >= least_dims && t.dim() <= most_dims, name, " must have ", least_dims, least_dims == most_dims ? "" : " or 2",
+        " dimensions, got ", t.dim());
   check(t.scalar_type() == type || t.scalar_type() == other_type, name, ": its dtype must be ", types);
-  check(t.is_cuda() == query.is_cuda() && t.get_device_index() == query.get_device_index(), name, " must be on the device of the query");
+  check(t.is_on_device_of(query), name, " must be on the device of the query");
 }
 
 // Strides over (batch, head, row, key): 0 where the tensor has one for all.
 void broadcast_strides(const char* name, const Tensor& t, const Tensor& query, const Tensor& key, int64_t (&strides)[4]) {
   const int64_t whole[4] = {query.size(0), query.size(1), query.size(2), key.size(2)};
   for (int d = 0; d < 4; d++) {
-    check(t.size(d) == 1 || t.size(d) == whole[d], name, " ", shape_text(t), " must broadcast to (", whole[0], ", ", whole[1], ", ", whole[2], ", ",
+    check(t.size(d) == 1 || t.size(d) == whole[d], name, " ", shape_text{t}, " must broadcast to (", whole[0], ", ", whole[1], ", ", whole[2], ", ",
           whole[3], "): its size ", t.size(d), " in dimension ", d, " must be 1 or ", whole[d]);
     strides[d] = t.size(d) == 1 ? 0 : t.stride(d);
   }
@@ -49,14 +49,14 @@ score_modifiers modifiers_of(const modifier_inputs& inputs, const Tensor& query,
   if (inputs.key_lengths) {
     const Tensor& t = *inputs.key_lengths;
     check_tensor("key_lengths", t, query, 1, 1, ScalarType::Int, ScalarType::Int, "int32");
-    check(t.size(0) == query.size(0) && (t.size(0) <= 1 || t.stride(0) == 1), "key_lengths ", shape_text(t),
+    check(t.size(0) == query.size(0) && (t.size(0) <= 1 || t.stride(0) == 1), "key_lengths ", shape_text{t},
           " must be one contiguous number for each of ", query.size(0), " batches");
     m.key_lengths = static_cast<const int*>(t.data_ptr());
   }
   if (inputs.alibi_slopes) {
     const Tensor& t = *inputs.alibi_slopes;
     check_tensor("alibi_slopes", t, query, 1, 2, real, real, real_name);
-    check(t.size(t.dim() - 1) == query.size(1) && (t.dim() == 1 || t.size(0) == query.size(0)), "alibi_slopes ", shape_text(t), " must be (",
+    check(t.size(t.dim() - 1) == query.size(1) && (t.dim() == 1 || t.size(0) == query.size(0)), "alibi_slopes ", shape_text{t}, " must be (",
           query.size(1), ") or (", query.size(0), ", ", query.size(1), ")");
     m.alibi_slopes = t.data_ptr();
     m.alibi_stride[0] = t.dim() == 2 ? t.stride(0) : 0;
@@ -65,16 +65,16 @@ score_modifiers modifiers_of(const modifier_inputs& inputs, const Tensor& query,
   if (inputs.sinks) {
     const Tensor& t = *inputs.sinks;
     check_tensor("sinks", t, query, 1, 1, real, real, real_name);
-    check(t.size(0) == query.size(1), "sinks ", shape_text(t), " must be (", query.size(1), "), one for each head of the query");
+    check(t.size(0) == query.size(1), "sinks ", shape_text{t}, " must be (", query.size(1), "), one for each head of the query");
     m.sinks = t.data_ptr();
     m.sink_stride = t.stride(0);
   }
   check(inputs.dropout_p >= 0 && inputs.dropout_p < 1, "dropout_p must be at least 0 and below 1, got ", inputs.dropout_p);
   if (inputs.dropout_p > 0) {
-    check(inputs.dropout_state.has_value(), "dropout_p ", inputs.dropout_p, " needs a dropout_state");
+    check(inputs.dropout_state != nullptr, "dropout_p ", inputs.dropout_p, " needs a dropout_state");
     const Tensor& t = *inputs.dropout_state;
     check_tensor("dropout_state", t, query, 1, 1, ScalarType::Long, ScalarType::Long, "int64");
-    check(t.size(0) == 2 && t.stride(0) == 1, "dropout_state ", shape_text(t), " must be (2), contiguous: seed and offset");
+    check(t.size(0) == 2 && t.stride(0) == 1, "dropout_state ", shape_text{t}, " must be (2), contiguous: seed and offset");
     m.dropout_state = static_cast<const int64_t*>(t.data_ptr());
     m.dropout_threshold = dropout_threshold(inputs.dropout_p);
     m.keep_scale = dropout_keep_scale(m.dropout_threshold);
@@ -100,28 +100,26 @@ classified_mask classify_mask(const score_modifiers& modifiers, const modifier_i
   classes.key_tiles = (m.keys + class_tile - 1) / class_tile;
   const int64_t planes = int64_t(m.batch) * m.heads, strips = planes * classes.row_tiles;
   const bool is_known = inputs.mask_tiles && inputs.mask_ranges && inputs.mask_seen;
-  const auto given = [&](const char* name, const Tensor& t, ScalarType type, int64_t count) {
-    check_tensor(name, t, query, 1, 1, type, type, type == ScalarType::Int ? "int32" : "uint8");
-    check(t.size(0) == count && (count <= 1 || t.stride(0) == 1), name, " ", shape_text(t), " must be (", count, "), contiguous: of another mask?");
-    return t;
-  };
   const int64_t seen = m.rows == 1 ? 0 : planes * m.keys;
-  known.tiles = is_known ? given("mask_tiles", *inputs.mask_tiles, ScalarType::Byte, planes * classes.plane_bytes())
-                         : empty_contiguous({planes * classes.plane_bytes()}, ScalarType::Byte, query);
-  known.ranges = is_known ? given("mask_ranges", *inputs.mask_ranges, ScalarType::Int, strips * 2)
-                          : empty_contiguous({strips * 2}, ScalarType::Int, query);
-  known.seen = is_known ? given("mask_seen", *inputs.mask_seen, ScalarType::Byte, seen) : empty_contiguous({seen}, ScalarType::Byte, query);
-  classes.tiles = static_cast<unsigned char*>(known.tiles->data_ptr());
+  const auto memory = [&](const char* name, const Tensor* given, ScalarType type, int64_t count, Tensor& made) -> void* {
+    if (!is_known) return (made = empty_contiguous({count}, type, query)).data_ptr();
+    check_tensor(name, *given, query, 1, 1, type, type, type == ScalarType::Int ? "int32" : "uint8");
+    check(given->size(0) == count && (count <= 1 || given->stride(0) == 1), name, " ", shape_text{*given}, " must be (", count,
+          "), contiguous: of another mask?");
+    return given->data_ptr();
+  };
+  classes.tiles = static_cast<unsigned char*>(memory("mask_tiles", inputs.mask_tiles, ScalarType::Byte, planes * classes.plane_bytes(), known.tiles));
   classes.transposed = classes.tiles + planes * classes.plane_bytes() / 2;
-  classes.ranges = static_cast<tile_range*>(known.ranges->data_ptr());
+  classes.ranges = static_cast<tile_range*>(memory("mask_ranges", inputs.mask_ranges, ScalarType::Int, strips * 2, known.ranges));
+  void* seen_bytes = memory("mask_seen", inputs.mask_seen, ScalarType::Byte, seen, known.seen);
   if (m.rows == 1) {
     classes.seen = const_cast<unsigned char*>(m.mask);
     classes.seen_stride[0] = m.stride[0];
     classes.seen_stride[1] = m.stride[1];
     classes.seen_stride[2] = m.stride[3];
   } else {
-    if (!is_known) torch::stable::zero_(*known.seen);
-    classes.seen = static_cast<unsigned char*>(known.seen->data_ptr());
+    if (!is_known) zero(known.seen);
+    classes.seen = static_cast<unsigned char*>(seen_bytes);
     classes.seen_stride[0] = int64_t(classes.batch_planes) * m.keys;
     classes.seen_stride[1] = int64_t(classes.head_planes) * m.keys;
     classes.seen_stride[2] = 1;

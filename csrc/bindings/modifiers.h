@@ -7,18 +7,21 @@
 namespace kittens_torch {
 
 struct modifier_inputs {
-  std::optional<Tensor> mask, bias, key_lengths, alibi_slopes, sinks, dropout_state;
-  double dropout_p, softcap;
-  std::optional<Tensor> mask_tiles, mask_ranges, mask_seen;  // what classify_mask made of the same mask before
+  // Null where there is none.
+  const Tensor *mask = nullptr, *bias = nullptr, *key_lengths = nullptr, *alibi_slopes = nullptr, *sinks = nullptr, *dropout_state = nullptr;
+  double dropout_p = 0, softcap = 0;
+  const Tensor *mask_tiles = nullptr, *mask_ranges = nullptr, *mask_seen = nullptr;  // what classify_mask made of the same mask before
 };
+
+inline const Tensor* pointer_to(const std::optional<Tensor>& t) { return t ? &*t : nullptr; }
 
 // Checks them against query (batch, head, row, column) and key.
 score_modifiers modifiers_of(const modifier_inputs& inputs, const Tensor& query, const Tensor& key);
 
-// The classes of the mask's tiles, and the memory they are in.
+// The classes of the mask's tiles, and the memory they are in where it is not the inputs'.
 struct classified_mask {
   tile_classes classes;
-  std::optional<Tensor> tiles, ranges, seen;
+  Tensor tiles, ranges, seen;
 };
 
 // Of modifiers.mask, where there is one: launched before the kernel that reads it, on the same stream, unless the inputs have it already.

@@ -61,7 +61,7 @@ def _of_forward(arguments: dict[str, Any]) -> int:
 
 def _of_backward(arguments: dict[str, Any]) -> int:
     of_keys, of_values = _products(arguments)
-    need_query, need_key, need_value = (bool(arguments[f"need_{name}"]) for name in ("query", "key", "value"))
+    need_query, need_key, need_value = (bool(arguments.get(f"need_{name}", True)) for name in ("query", "key", "value"))
     # The gradient of the weights serves every gradient but that of the values.
     need_weights = need_query or need_key or bool(arguments.get("need_bias"))
     return of_keys * (1 + need_query + need_key) + of_values * (need_weights + need_value)

@@ -32,7 +32,7 @@ class TensorView(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    _fields_ = [("tensors", TensorView * 4), ("integers", ctypes.c_int32 * 12), ("reals", ctypes.c_double * 2)]
+    _fields_ = [("tensors", TensorView * 6), ("integers", ctypes.c_int32 * 12), ("reals", ctypes.c_double * 2)]
 
 
 class KernelError(Exception):

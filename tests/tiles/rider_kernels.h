@@ -59,6 +59,13 @@ template <class T, int C> struct rider_kernel {
       write(pointer<real>(p.a, 2) + 2 * i * 64 * 64, t);
       keep_where_transposed(t, [=](int column, int row) { return static_cast<uint32_t>(words[column * (C / 16) + (first + row) / 16]); }, real(7));
       write(pointer<real>(p.a, 2) + (2 * i + 1) * 64 * 64, t);
+      // The same by bytes.
+      const unsigned char* given = pointer<unsigned char>(p.a, 4);
+      register_bytes<64> bytes;
+      load_bytes_transposed(bytes, [=](int column) { return given + column * C + first; });
+      map_with(t, turned, [](real, real x) { return x; });
+      keep_where_transposed(t, bytes, real(7));
+      write(pointer<real>(p.a, 5) + i * 64 * 64, t);
       register_tile<real, C> widened;
       fill(widened, real(0));
       map_with(widened, whole, [](real, real x) { return x; });
@@ -71,6 +78,12 @@ template <class T, int C> struct rider_kernel {
     fill(from_pairs, real(0));
     map_with(from_pairs, pairs, [](real, real x) { return x; });
     write(pointer<real>(p.a, 3) + 2 * 64 * C, from_pairs);
+    register_bytes<C> all;
+    const unsigned char* given = pointer<unsigned char>(p.a, 4);
+    load_bytes(all, [=](int row) { return given + row * C; });
+    register_tile<real, C> kept = from_pairs;
+    keep_where(kept, all, real(9));
+    write(pointer<real>(p.a, 3) + 4 * 64 * C, kept);
     map_with_pairs(from_pairs, [=](int row) { return global + (64 + row) * C; }, [](real x, real y) { return 10 * x + y; });
     write(pointer<real>(p.a, 3) + 3 * 64 * C, from_pairs);
     register_tile<real, 64> notes;

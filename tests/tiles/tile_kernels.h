@@ -10,7 +10,7 @@ namespace kittens_tests {
 
 // What a test gives to a kernel. Tensors are read and written through tile maps, or straight by their data pointers.
 struct arguments {
-  kittens::tensor_view tensors[4];
+  kittens::tensor_view tensors[6];
   int32_t integers[12];
   double reals[2];
 

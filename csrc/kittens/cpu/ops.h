@@ -187,9 +187,31 @@ KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, F bits, std
     }
 }
 // Each half is all ones where its low 15 bits are, as a number, not below the limit's.
-KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
+template <bool in_integers = false> KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
   const uint32_t low = x & 0x7FFF, high = x >> 16 & 0x7FFF;
   return (low >= (limit & 0xFFFF) ? 0xFFFFu : 0u) | (high >= limit >> 16 ? 0xFFFF0000u : 0u);
+}
+// A byte, 0 or 1, for each element of a tile of C columns.
+template <int C> struct register_bytes {
+  unsigned char d[warpgroup_rows * C];
+};
+// from(row): the bytes of the tile's columns in that row
+template <int C, class F> KITTENS_INLINE void load_bytes(register_bytes<C>& bytes, F from) {
+  for (int r = 0; r < warpgroup_rows; r++) __builtin_memcpy(bytes.d + r * C, from(r), C);
+}
+template <class Real, int C>
+KITTENS_INLINE void keep_where(register_tile<Real, C>& t, const register_bytes<C>& bytes, std::type_identity_t<Real> otherwise) {
+  use(t, "keep_where");
+  for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] = bytes.d[i] ? t.d[i] : otherwise;
+}
+// The same of a transposed tile. from(column): the bytes of the tile's 64 rows in that column
+template <int C, class F> KITTENS_INLINE void load_bytes_transposed(register_bytes<C>& bytes, F from) {
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < warpgroup_rows; r++) bytes.d[r * C + c] = from(c)[r];
+}
+template <class Real, int C>
+KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, const register_bytes<C>& bytes, std::type_identity_t<Real> otherwise) {
+  keep_where(t, bytes, otherwise);
 }
 // Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
 template <class T, int C, class Draw, class Verdict>
@@ -361,13 +383,6 @@ KITTENS_NO_INLINE void exp2_into(register_tile<T, C>& weights, const register_ti
     }
     sums.d[r] = total;
   }
-}
-// The same, and those that are not drawn become zero behind their sums; draw and verdict as for negate_undrawn.
-template <class T, class Real, int C, class Draw, class Verdict>
-KITTENS_INLINE void exp2_drawn_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
-                                    std::type_identity_t<Real> scale, row_vector<Real>& sums, Draw draw, Verdict verdict) {
-  exp2_into(weights, t, shift, scale, sums);
-  keep_drawn(weights, draw, verdict);
 }
 // t = f(t) where all of t are small enough for it; else, and with double, for which it is not accurate, t stays as it is.
 template <class Real, int C> KITTENS_INLINE bool map_odd(register_tile<Real, C>& t, const odd_function<Real>& f) {

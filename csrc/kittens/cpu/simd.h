@@ -205,6 +205,9 @@ template <class W> KITTENS_ALWAYS_INLINE W maximum_of(vector<W> v) {
 // 32 bytes of memory.
 template <int N> KITTENS_INLINE void load_words(uint32_t (&words)[N], const void* from) { __builtin_memcpy(words, from, sizeof words); }
 
+// One bit for each of a word's four bytes, which are 0 or 1.
+KITTENS_INLINE uint32_t bits_of_bytes(uint32_t bytes) { return (bytes * 0x01020408u) >> 24 & 0xF; }
+
 // One element of memory as an accumulator, and two neighbours.
 KITTENS_INLINE float widen(float x) { return x; }
 KITTENS_INLINE double widen(double x) { return x; }

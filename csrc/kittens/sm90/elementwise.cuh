@@ -51,8 +51,13 @@ template <int C, class F> KITTENS_INLINE void map_below(register_tile<float, C>&
 }
 // Each half is all ones where its low 15 bits are, as a number, not below the limit's, which is at most 0x7C00: as numbers of 16 bits without
 // their signs both have the order of their bits, and what is no number is above all limits.
-KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
+// In integers it takes three instructions for one, and fewer registers.
+template <bool in_integers = false> KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
   uint32_t r;
+  if constexpr (in_integers) {
+    asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(r) : "r"((x & 0x7FFF7FFFu) + (0x80008000u - limit)));  // each half is its top bit, 16 times over
+    return r;
+  }
   asm("{ .reg .b32 y; abs.f16x2 y, %1; set.geu.u32.f16x2 %0, y, %2; }" : "=r"(r) : "r"(x), "r"(limit));
   return r;
 }
@@ -190,38 +195,84 @@ template <int C, class First, class End> KITTENS_INLINE void keep_columns(regist
 
 // bits(row, column): a bit for each of 32 columns from `column` on. Elements without one become `otherwise`. The lanes of a quad, which share two
 // rows, ask for a part of the words each and exchange them.
-template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits, float otherwise) {
+// The four lanes that share two rows have the words of both, in turns: row, then columns.
+template <int C> struct words_of_lanes {
   static_assert(C % 32 == 0, "keep_where: a word has the bits of 32 columns");
-  constexpr int row_words = C / 32, own = (row_words + 1) / 2;
-  const int lane = thread::in_warpgroup_now() & 31, row = thread::first_row_now();
-  uint32_t words[own];
-  KITTENS_UNROLL for (int i = 0; i < own; i++) {
-    const int at = (4 * i + (lane & 3)) % (2 * row_words);
-    words[i] = bits(row + 8 * (at / row_words), 32 * (at % row_words));
-  }
-  KITTENS_UNROLL for (int at = 0; at < 2 * row_words; at++) {
-    const uint32_t word = __shfl_sync(~0u, words[at / 4], (lane & 28) + at % 4) >> thread::first_column_now();
-    KITTENS_UNROLL for (int k = 0; k < 8; k++) {
-      float& x = t.d[4 * (4 * (at % row_words) + k / 2) + 2 * (at / row_words) + k % 2];
-      x = word >> (8 * (k / 2) + k % 2) & 1 ? x : otherwise;
+  static constexpr int in_row = C / 32, own = (in_row + 1) / 2;
+  template <class F> static KITTENS_INLINE void each(F f) {  // f(i, row, column) of the lane's own words
+    const int lane = thread::in_warpgroup_now() & 31, row = thread::first_row_now();
+    KITTENS_UNROLL for (int i = 0; i < own; i++) {
+      const int at = (4 * i + (lane & 3)) % (2 * in_row);
+      f(i, row + 8 * (at / in_row), 32 * (at % in_row));
     }
   }
+  static KITTENS_INLINE void keep(register_tile<float, C>& t, const uint32_t (&words)[own], float otherwise) {
+    const int lane = thread::in_warpgroup_now() & 31;
+    KITTENS_UNROLL for (int at = 0; at < 2 * in_row; at++) {
+      const uint32_t word = __shfl_sync(~0u, words[at / 4], (lane & 28) + at % 4) >> thread::first_column_now();
+      KITTENS_UNROLL for (int k = 0; k < 8; k++) {
+        float& x = t.d[4 * (4 * (at % in_row) + k / 2) + 2 * (at / in_row) + k % 2];
+        x = word >> (8 * (k / 2) + k % 2) & 1 ? x : otherwise;
+      }
+    }
+  }
+};
+template <int C, class F> KITTENS_INLINE void keep_where(register_tile<float, C>& t, F bits, float otherwise) {
+  uint32_t words[words_of_lanes<C>::own];
+  words_of_lanes<C>::each([&](int i, int row, int column) { words[i] = bits(row, column); });
+  words_of_lanes<C>::keep(t, words, otherwise);
+}
+// A transposed tile. Each lane has bits of 16 rows of the columns `from + lane` and, in its upper half, `from + lane + 32`.
+template <int C> KITTENS_INLINE void keep_of_lanes(register_tile<float, C>& t, int from, uint32_t own, float otherwise) {
+  KITTENS_UNROLL for (int i = 0; i < 4; i++)
+    KITTENS_UNROLL for (int e = 0; e < 2; e++) {
+      const uint32_t word = __shfl_sync(~0u, own, 8 * i + thread::first_column_now() + e) >> ((thread::in_warpgroup_now() & 31) / 4);
+      KITTENS_UNROLL for (int k = 0; k < 4; k++) {  // rows 8 apart by columns 32 apart
+        float& x = t.d[from / 2 + 16 * (k / 2) + 4 * i + 2 * (k % 2) + e];
+        x = word >> (8 * k) & 1 ? x : otherwise;
+      }
+    }
 }
 // The same of a transposed tile: bits(column, row), a bit for each of 16 rows from `row` on. A lane asks for two columns, 32 apart.
 template <int C, class F> KITTENS_INLINE void keep_where_transposed(register_tile<float, C>& t, F bits, float otherwise) {
   static_assert(C % 64 == 0, "keep_where_transposed: a warp's lanes take 64 columns");
   const int me = thread::in_warpgroup_now(), lane = me & 31, row = me / 32 * 16;
-  KITTENS_UNROLL for (int from = 0; from < C; from += 64) {
-    const uint32_t own = bits(from + lane, row) | bits(from + lane + 32, row) << 16;
-    KITTENS_UNROLL for (int i = 0; i < 4; i++)
-      KITTENS_UNROLL for (int e = 0; e < 2; e++) {
-        const uint32_t word = __shfl_sync(~0u, own, 8 * i + thread::first_column_now() + e) >> (lane / 4);
-        KITTENS_UNROLL for (int k = 0; k < 4; k++) {  // rows 8 apart by columns 32 apart
-          float& x = t.d[from / 2 + 16 * (k / 2) + 4 * i + 2 * (k % 2) + e];
-          x = word >> (8 * k) & 1 ? x : otherwise;
-        }
-      }
+  KITTENS_UNROLL for (int from = 0; from < C; from += 64)
+    keep_of_lanes(t, from, bits(from + lane, row) | bits(from + lane + 32, row) << 16, otherwise);
+}
+
+// A byte, 0 or 1, for each element of a tile of C columns: loaded where no product is in flight, asked for when the tile is there.
+template <int C> struct register_bytes {
+  static constexpr int own = (C + 63) / 64;
+  uint32_t words[own][8];
+  KITTENS_INLINE uint32_t bits(int i) {
+    uint32_t bits = 0;
+    KITTENS_UNROLL for (int k = 0; k < 8; k++) {
+      asm volatile("" : "+r"(words[i][k]));  // else its arithmetic, and with it the wait for the loads, goes before the product
+      bits |= bits_of_bytes(words[i][k]) << (4 * k);
+    }
+    return bits;
   }
+};
+// from(row): the bytes of the tile's columns in that row, at a multiple of 16 bytes
+template <int C, class F> KITTENS_INLINE void load_bytes(register_bytes<C>& bytes, F from) {
+  words_of_lanes<C>::each([&](int i, int row, int column) { load_words(bytes.words[i], from(row) + column); });
+}
+template <int C> KITTENS_INLINE void keep_where(register_tile<float, C>& t, register_bytes<C>& bytes, float otherwise) {
+  uint32_t words[words_of_lanes<C>::own];
+  KITTENS_UNROLL for (int i = 0; i < words_of_lanes<C>::own; i++) words[i] = bytes.bits(i);
+  words_of_lanes<C>::keep(t, words, otherwise);
+}
+// The same of a transposed tile. from(column): the bytes of the tile's 64 rows in that column
+template <int C, class F> KITTENS_INLINE void load_bytes_transposed(register_bytes<C>& bytes, F from) {
+  static_assert(C % 64 == 0, "load_bytes_transposed: a warp's lanes take 64 columns");
+  const int me = thread::in_warpgroup_now(), lane = me & 31, row = me / 32 * 16;
+  KITTENS_UNROLL for (int i = 0; i < C / 64; i++)
+    KITTENS_UNROLL for (int half = 0; half < 2; half++)
+      load_words(reinterpret_cast<uint32_t(&)[4]>(bytes.words[i][4 * half]), from(64 * i + 32 * half + lane) + row);
+}
+template <int C> KITTENS_INLINE void keep_where_transposed(register_tile<float, C>& t, register_bytes<C>& bytes, float otherwise) {
+  KITTENS_UNROLL for (int i = 0; i < C / 64; i++) keep_of_lanes(t, 64 * i, bytes.bits(i), otherwise);
 }
 
 // Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
@@ -265,46 +316,27 @@ KITTENS_INLINE void row_sum_finish(row_vector<float>& v) {
   }
 }
 
-// weights = exp2(exponent(r, x)) where kept says so and 0 elsewhere, rounded; sums = this thread's share of the row sums of all of them. r: which of
-// the thread's two rows; kept(column) yields for 16 columns what a register of the rows r and the columns 8 b is anded with, (r, b).
-template <class T, int C, class Exponent, class Kept>
-KITTENS_INLINE void exp2_pairs(register_tile<T, C>& weights, const register_tile<float, C>& t, row_vector<float>& sums, Exponent exponent, Kept kept) {
+// weights = exp2(exponent(r, x)), rounded; sums = this thread's share of the row sums. r: which of the thread's two rows.
+template <class T, int C, class Exponent>
+KITTENS_INLINE void exp2_of(register_tile<T, C>& weights, const register_tile<float, C>& t, row_vector<float>& sums, Exponent exponent) {
   float share[4] = {0, 0, 0, 0};
-  KITTENS_UNROLL for (int from = 0; from < C / 2; from += 8) {
-    const auto keep = kept(2 * from);
-    KITTENS_UNROLL for (int b = 0; b < 2; b++) {
-      const int i = from + 4 * b;
-      float e[4];
-      KITTENS_UNROLL for (int k = 0; k < 4; k++) {
-        e[k] = kittens::exp2(exponent(k / 2, t.d[i + k]));
-        share[k] += e[k];
-      }
-      weights.d[i / 2] = pack<T>(e[0], e[1]) & keep(0, b);
-      weights.d[i / 2 + 1] = pack<T>(e[2], e[3]) & keep(1, b);
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i += 4) {
+    float e[4];
+    KITTENS_UNROLL for (int k = 0; k < 4; k++) {
+      e[k] = kittens::exp2(exponent(k / 2, t.d[i + k]));
+      share[k] += e[k];
     }
+    weights.d[i / 2] = pack<T>(e[0], e[1]);
+    weights.d[i / 2 + 1] = pack<T>(e[2], e[3]);
   }
   sums.d[0] = share[0] + share[1];
   sums.d[1] = share[2] + share[3];
 }
-KITTENS_INLINE auto keep_all() {
-  return [](int) { return [](int, int) { return ~0u; }; };
-}
-
 // weights = exp2(t * scale - shift), rounded; sums = this thread's share of the row sums. t stays as it was.
 template <class T, int C>
 KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift, float scale,
                               row_vector<float>& sums) {
-  exp2_pairs(weights, t, sums, [&](int r, float x) { return fmaf(x, scale, -shift.d[r]); }, keep_all());
-}
-// The same, and those that are not drawn become zero behind their sums: draw and verdict as for negate_undrawn. In one pass, so that the draws fall
-// under the exponentials.
-template <class T, int C, class Draw, class Verdict>
-KITTENS_INLINE void exp2_drawn_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift, float scale,
-                                    row_vector<float>& sums, Draw draw, Verdict verdict) {
-  const int row = thread::first_row_now(), column = thread::first_column_now();
-  exp2_pairs(weights, t, sums, [&](int r, float x) { return fmaf(x, scale, -shift.d[r]); }, [&](int from) {
-    return [=, drawn = draw(row, from + column)](int a, int b) { return verdict(drawn.pair(a, b)); };
-  });
+  exp2_of(weights, t, sums, [&](int r, float x) { return fmaf(x, scale, -shift.d[r]); });
 }
 // weights = exp2(f(t) - shift) with the odd function f, where all of t are small enough for it; the same in the whole warp. f(x) = x P(x^2 + bias):
 // x^2 + bias has the exponent of bias, a power of two, exactly where x^2 < bias, so the bits of all sums together show whether all are.
@@ -312,11 +344,11 @@ template <class T, int C>
 KITTENS_INLINE bool exp2_odd_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift,
                                   const odd_function<float>& f, row_vector<float>& sums) {
   uint32_t bits = 0;
-  exp2_pairs(weights, t, sums, [&](int r, float x) {
+  exp2_of(weights, t, sums, [&](int r, float x) {
     const float w = fmaf(x, x, f.bias);
     bits |= __float_as_uint(w);
     return fmaf(x, f.factor(w), -shift.d[r]);
-  }, keep_all());
+  });
   return __all_sync(~0u, bits < __float_as_uint(f.bias + f.bias));
 }
 // t = f(t) where all of t are small enough for it, as above; else t stays as it is. By their maximum: sums that were made to look at would be kept,

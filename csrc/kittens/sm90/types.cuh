@@ -58,6 +58,11 @@ template <class Tile, bool present> struct optional_tile {
   Tile tile;
 };
 template <class Tile> struct optional_tile<Tile, false> {};
+// Two of which one at a time is in use: they share registers.
+template <class First, class Second> union either {
+  First first;
+  Second second;
+};
 
 template <class Tile> struct shared_rows {
   Tile& tile;
@@ -136,6 +141,9 @@ template <int N> KITTENS_INLINE void load_words(uint32_t (&words)[N], const void
     words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
   }
 }
+
+// One bit for each of a word's four bytes, which are 0 or 1.
+KITTENS_INLINE uint32_t bits_of_bytes(uint32_t bytes) { return (bytes * 0x01020408u) >> 24 & 0xF; }
 
 // One element of global memory as an accumulator.
 KITTENS_INLINE float widen(float x) { return x; }
