@@ -218,7 +218,7 @@ template <class C> struct forward_kernel {
             add_sums();
           }
           if (p.rules.given.dropout_state)
-            p.rules.template drop<C::consumers == 3>(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
+            p.rules.template drop<!C::one_pass>(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
         }
       };
       // Zero times NaN is NaN: the values of keys that no row sees become zero, two warpgroups take half of the rows each.
