@@ -213,7 +213,7 @@ template <class Real, int C>
 KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, const register_bytes<C>& bytes, std::type_identity_t<Real> otherwise) {
   keep_where(t, bytes, otherwise);
 }
-// Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
+// Elements that are not drawn become zero; draw and verdict as for negate_undrawn, but the halves of a verdict are all ones or 0.
 template <class T, int C, class Draw, class Verdict>
 KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {
   static_assert(C % 16 == 0, "keep_drawn: a draw reaches over 16 columns");

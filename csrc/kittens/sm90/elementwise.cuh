@@ -275,7 +275,7 @@ template <int C> KITTENS_INLINE void keep_where_transposed(register_tile<float, 
   KITTENS_UNROLL for (int i = 0; i < C / 64; i++) keep_of_lanes(t, 64 * i, bytes.bits(i), otherwise);
 }
 
-// Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
+// Elements that are not drawn become zero; draw and verdict as for negate_undrawn, but the halves of a verdict are all ones or 0.
 template <class T, int C, class Draw, class Verdict>
   requires is_16_bit<T>
 KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {
