@@ -43,10 +43,10 @@ forward_plan forward(const std::string& machine, const std::string& dtype, int64
 
 backward_plan backward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
                        int64_t length_k, int64_t head_dim, int64_t value_dim, int corner, int window_left, int window_right, bool need_query,
-                       bool need_keys, bool deterministic, int processors, int configuration) {
+                       bool need_keys, bool deterministic, int processors, int configuration, double scale) {
   return plan_backward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
                         window_left, window_right, processors},
-                       {need_query, need_keys, deterministic}, configuration);
+                       {need_query, need_keys, deterministic, false, {}, false, scale}, configuration);
 }
 
 // The backward's table of a machine, row by row, as (head_dim, value_dim, block_q, block_k, stages).
@@ -136,7 +136,7 @@ PYBIND11_MODULE(_plan, m) {
   m.def("backward", &backward, py::kw_only(), py::arg("machine"), py::arg("dtype"), py::arg("batch"), py::arg("heads"), py::arg("heads_k"),
         py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
         py::arg("window_right"), py::arg("need_query") = true, py::arg("need_keys") = true, py::arg("deterministic") = false,
-        py::arg("processors") = 132, py::arg("configuration") = -1);
+        py::arg("processors") = 132, py::arg("configuration") = -1, py::arg("scale") = 1.0);
   m.def("backward_configurations", &backward_configurations, py::arg("machine"));
   m.def("build", &build);
 }

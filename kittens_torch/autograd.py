@@ -81,6 +81,8 @@ def _gradients(
     deterministic: bool,
 ) -> tuple[Tensor | None, ...]:
     grads = run_backward(grad_output, grad_logsumexp, saved, settings, needed, deterministic)
+    if all(needed):
+        return grads
     return tuple(grad if need else None for grad, need in zip(grads, needed, strict=True))
 
 
@@ -132,6 +134,26 @@ class Attention(torch.autograd.Function):
             arguments = (needed, grad_output, grad_logsumexp, saved, ctx.settings, ctx.deterministic)
             grads = _only_once(_gradients, *arguments) if _graph_is_built() else _gradients(*arguments)
         return (*grads, None, None, None, None, None, None)
+
+
+class EagerAttention(torch.autograd.Function):
+    """The output of `Attention` in the drop-in's usual call, where neither torch.func nor a compiler looks on.
+
+    It saves the time on the host of a setup_context and of arguments that are always the same.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, corner: int) -> Tensor:
+        output, logsumexp = ops.eager_forward(query, key, value, scale, corner)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.settings = (scale, corner, -1, -1)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        arguments = (ctx.needs_input_grad[:3], grad_output, None, ctx.saved_tensors, ctx.settings, False)
+        grads = _only_once(_gradients, *arguments) if _graph_is_built() else _gradients(*arguments)
+        return (*grads, None, None)
 
 
 def _modified_gradients(
@@ -235,3 +257,9 @@ class ModifiedAttention(torch.autograd.Function):
 POSITIONAL = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)])
 for _function in (Attention, ModifiedAttention):
     _function.forward.__signature__ = POSITIONAL  # type: ignore[union-attr]
+
+# `Function.apply` itself without what it does first for torch.func, which takes longer than all that follows.
+eager_apply: dict[Any, Callable[..., Any]] = {
+    function: super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    for function in (Attention, EagerAttention, ModifiedAttention)
+}

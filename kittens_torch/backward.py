@@ -36,12 +36,12 @@ def _fake_gradients(
     output: Tensor,
     logsumexp: Tensor,
     scale: float,
-    corner: int,
-    window_left: int,
-    window_right: int,
-    need_query: bool,
-    need_key: bool,
-    need_value: bool,
+    corner: int = 0,
+    window_left: int = -1,
+    window_right: int = -1,
+    need_query: bool = True,
+    need_key: bool = True,
+    need_value: bool = True,
     *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each gradient like its input, in dtype and layout; an empty tensor where none is asked for."""
@@ -111,6 +111,9 @@ def run_backward(
     seed = ops.checked_seed()
     if seed is not None and saved[0].device.type == "cpu":
         return checked_backward(grad_output, grad_logsumexp, *saved, *settings, *needed, deterministic, -1, seed)
+    if needed == (True, True, True) and not deterministic:
+        # Each argument that is the op's default, and not given, saves its conversion.
+        return backward(grad_output, grad_logsumexp, *saved, *ops.without_defaults(settings))
     return backward(grad_output, grad_logsumexp, *saved, *settings, *needed, deterministic)
 
 

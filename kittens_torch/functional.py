@@ -13,13 +13,15 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import call, dispatch, modified, ops
-from .autograd import Attention, ModifiedAttention
+from .autograd import Attention, EagerAttention, ModifiedAttention, eager_apply
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 _is_grad_enabled = torch.is_grad_enabled
 _is_cuda_autocast = torch.is_autocast_enabled  # without an argument: CUDA's, at half the time
 _is_tracing = torch.compiler.is_dynamo_compiling
 _functorch_level = torch._C._functorch.maybe_current_level
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+_eager_attention = eager_apply[EagerAttention]
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _LARGEST_SCALE = torch.finfo(torch.float32).max
 # The reports that are open (`report`). The drop-in's calls reach them through their torch function mode.
@@ -85,16 +87,22 @@ def scaled_dot_product_attention(
         and len(shape := query.shape) == 4
         and len(key_shape := key.shape) == 4
         and (enable_gqa is True or (enable_gqa is False and (shape[1] == (heads_k := key_shape[1]) or heads_k == 1)))
-        and (head_dim := shape[3])
-        and type(factor := head_dim**-0.5 if scale is None else scale) is float
-        and call.SMALLEST_FLOAT32 <= factor <= _LARGEST_SCALE
+        and (scale is None or (type(scale) is float and call.SMALLEST_FLOAT32 <= scale <= _LARGEST_SCALE))
     ):
-        corner = call.UPPER_LEFT if is_causal else 0
         try:
-            if _is_differentiated(query, key, value):
-                return Attention.apply(query, key, value, factor, corner, -1, -1, False, False)[0]
-            return ops.forward(query, key, value, factor, corner, -1, -1)[0]
-        except RuntimeError:
+            if not _is_grad_enabled() or not (
+                query.requires_grad or key.requires_grad or value.requires_grad or _functorch_level() is not None
+            ):
+                # Each argument that is the op's default, and not given, saves its conversion.
+                settings = (scale, call.UPPER_LEFT) if is_causal else () if scale is None else (scale,)
+                return ops.eager_forward(query, key, value, *settings)[0]
+            factor = shape[3] ** -0.5 if scale is None else scale
+            corner = call.UPPER_LEFT if is_causal else 0
+            if _functorch_level() is None:
+                operands = (_unwrap_if_dead(query), _unwrap_if_dead(key), _unwrap_if_dead(value))
+                return _eager_attention(*operands, factor, corner)
+            return Attention.apply(query, key, value, factor, corner, -1, -1, False, False)[0]
+        except (RuntimeError, ZeroDivisionError):
             pass
     return _any_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -210,13 +218,31 @@ def attention(
     return (output, logsumexp) if return_lse else output
 
 
+def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
+    """The arguments, a tensor that comes again as a view: compilers trace no autograd function with one twice."""
+    distinct: list[Any] = []
+    for argument in arguments:
+        again = isinstance(argument, Tensor) and any(argument is other for other in distinct)
+        distinct.append(argument.view_as(argument) if again else argument)
+    return distinct
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply(*arguments), with less around it where neither a compiler nor torch.func looks on."""
+    if _is_tracing():
+        return function.apply(*_distinct(arguments))
+    if _functorch_level() is not None:
+        return function.apply(*arguments)
+    return eager_apply[function](*(_unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments))
+
+
 def _run(operands: call.Operands, deterministic: bool = False, twice: bool = False) -> tuple[Tensor, Tensor]:
     query, key, value = operands.query, operands.key, operands.value
     settings = (operands.scale, operands.corner, operands.window_left, operands.window_right)
     if operands.modifiers is not None:
         return _run_modified(query, key, value, settings, operands.modifiers, deterministic, twice)
     if _is_differentiated(query, key, value):
-        return Attention.apply(query, key, value, *settings, deterministic, twice)
+        return _apply(Attention, query, key, value, *settings, deterministic, twice)
     return ops.run_forward(query, key, value, *settings)
 
 
@@ -240,7 +266,7 @@ def _run_modified(
     tensors = (mask, bias, key_lengths, alibi_slopes, sinks, state)
     if _is_differentiated(query, key, value, bias, sinks):
         numbers = (dropout_p, softcap, deterministic, twice)
-        result = ModifiedAttention.apply(query, key, value, *settings, *tensors, *numbers)
+        result = _apply(ModifiedAttention, query, key, value, *settings, *tensors, *numbers)
     else:
         result = modified.run_forward(query, key, value, *settings, *tensors, dropout_p, softcap)
     output, logsumexp = result

@@ -58,6 +58,8 @@ def _load() -> None:
 
 _load()
 forward = torch.ops.kittens_torch.forward.default
+# The same for eager calls, without the Python function around it.
+eager_forward = forward._op
 checked_forward = torch.ops.kittens_torch.checked_forward.default
 # With what modifies scores beyond a scale and a key interval, after the settings of `forward`: mask (bool) and bias
 # (float32 or the query's dtype; float64 with float64), both of 4 dims, each 1 or that of (batch, heads, Lq, Lk);
@@ -169,10 +171,15 @@ def checked_seed() -> int | None:
     return None if _checked is None else _checked[1]
 
 
+def without_defaults(settings: tuple[Any, ...]) -> tuple[Any, ...]:
+    """scale, corner, window_left, window_right, as far as they are not the ops' defaults: conversions take time."""
+    return settings[:2] if settings[2] == settings[3] == -1 else settings
+
+
 def run_forward(
     query: Tensor, key: Tensor, value: Tensor, scale: float, corner: int, window_left: int, window_right: int
 ) -> tuple[Tensor, Tensor]:
     """The forward op on the flavour in force: (output, logsumexp)."""
     if _checked is not None and query.device.type == "cpu":
         return checked_forward(query, key, value, scale, corner, window_left, window_right, *_checked)
-    return forward(query, key, value, scale, corner, window_left, window_right)
+    return forward(query, key, value, *without_defaults((scale, corner, window_left, window_right)))

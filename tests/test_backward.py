@@ -175,10 +175,11 @@ def test_plan() -> None:
     for length, corner, sums in ((100, 0, False), (1024, 0, True), (512, 1, False), (4096, 1, True)):
         plan = dispatch._plan.backward(**problem, length_q=length, length_k=length, corner=corner, **no_window)
         rows = 2 * 8 * (-(-length // plan.block_q) * plan.block_q)
-        assert plan.sums_query == sums and plan.workspace_values == rows * (2 + 128 * sums)
+        assert plan.sums_query == sums and plan.workspace_values == rows * (4 + (128 if sums else 2))
     long = dict(length_q=4096, length_k=4096, corner=0, **no_window)
-    for without in ({"deterministic": True}, {"need_query": False}, {"need_keys": False}):
-        assert not dispatch._plan.backward(**problem, **long, **without).sums_query
+    for without, values in (({"deterministic": True}, 6), ({"need_query": False}, 4), ({"need_keys": False}, 2)):
+        plan = dispatch._plan.backward(**problem, **long, **without)
+        assert not plan.sums_query and plan.workspace_values == 2 * 8 * 4096 * values
     narrow = {"length_q": 4096, "length_k": 4096, "corner": 2, "window_left": 50, "window_right": -1}
     assert not dispatch._plan.backward(**problem, **narrow).sums_query
     for machine in ("sm90", "cpu"):
@@ -367,13 +368,13 @@ def test_expanded_gradients(device: str, dtype: torch.dtype, dims: tuple[int, ..
 
 @gpu_only
 def test_workspace(device: str, dtype: torch.dtype) -> None:
-    """Beside inputs and outputs: float sums for dQ, and two values a row."""
+    """Beside inputs and outputs: 16 bytes a row, and float sums for dQ, or two values a row for the owner of dQ."""
     tensors = inputs(device, dtype, heads=8, length_q=4096, head_dim=128)
     grad_output, _ = _grads_in(tensors[0], tensors[2])
     scale = 128**-0.5
     saved = ops.forward(*tensors, scale, 1, -1, -1)
     rows = 8 * 4096
-    for deterministic, workspace in ((False, rows * (128 + 2) * 4), (True, rows * 2 * 4)):
+    for deterministic, workspace in ((False, rows * (128 + 4) * 4), (True, rows * (4 + 2) * 4)):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -18,7 +18,7 @@ from kittens_torch import reference
 
 pytestmark = pytest.mark.skipif(shutil.which(CXX[0]) is None, reason=f"no C++ compiler: {CXX[0]} is not found")
 SEEDS = range(4)
-KEYS, ROLES = 0, 1  # rows of the small table
+KEYS, ROLES, FOLDED = 0, 1, 2  # rows of the small table
 WAIT = "          mma_wait<1>();\n          mma_done(value_gradient);\n"
 RELEASE = "          gradient.release();\n"
 # Where dQ is summed; without sums the two lines above are there again.
@@ -52,6 +52,20 @@ BROKEN = {
         "if constexpr (SumsQuery) meet.sync();",
         "",
         r"(store|product reads) .*shared_tile<float, 128, 128>",
+    ),
+    "terms of another stage": (
+        "backward_row_values.cuh",
+        FOLDED,
+        "mma_minus_columns(scores, minus.logsumexp, pairs[stage]);",
+        "mma_minus_columns(scores, minus.logsumexp, pairs[stage ^ 1]);",
+        r"product reads shared_vector<term_pair, 64>",
+    ),
+    "terms not named": (
+        "backward_row_values.cuh",
+        FOLDED,
+        "kittens::mma_begin(scores, minus.logsumexp);",
+        "kittens::mma_begin(scores);",
+        r"product on register_tile<minus_terms, 16> .*, which mma_begin has not named",
     ),
     "weights read too early": (
         "backward_roles.cuh",
@@ -108,13 +122,13 @@ def run(library: ctypes.CDLL, row: int, seed: int) -> tuple[str | None, bool]:
     grad_output = torch.randn(1, heads, length_q, 128)
     output.backward(grad_output.double())
     grads = [torch.full_like(operand, float("nan")) for operand in operands]
-    rows, sums = torch.full((2 * heads * 256,), float("nan")), torch.zeros(heads * 256 * 128)
+    rows, sums = torch.full((4 * heads * 256,), float("nan")), torch.zeros(heads * 256 * 128)
     saved = (output.detach().float(), grad_output, logsumexp.detach().float())
     error = call(library.backward_run, seed, row, heads, length_q, length_k, *operands, *saved, *grads, rows, sums)
     return error, all(bool(((a - b.grad).abs() < 1e-4).all()) for a, b in zip(grads, exact, strict=True))
 
 
-@pytest.mark.parametrize("row", [KEYS, ROLES])
+@pytest.mark.parametrize("row", [KEYS, ROLES, FOLDED])
 def test_backward_is_right(libraries: dict[str, ctypes.CDLL], row: int) -> None:
     for seed in SEEDS:
         error, right = run(libraries["none"], row, seed)

@@ -176,6 +176,21 @@ def test_fullgraph_grouped_heads(device: str) -> None:
 
 
 @devices
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=["plain", "soft cap"])
+def test_one_tensor_as_query_key_and_value(device: str, options: dict[str, float]) -> None:
+    """A compiler traces no autograd function that is given a tensor twice."""
+
+    def attend(tensor: Tensor) -> Tensor:
+        return kittens_torch.attention(tensor, tensor, tensor, **options)
+
+    tensor = torch.randn(1, 2, 30, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
+    outputs = attend(tensor), torch.compile(attend, fullgraph=True, backend="aot_eager")(tensor)
+    grads = [torch.autograd.grad(output.sum(), tensor)[0] for output in outputs]
+    assert torch.equal(*outputs)
+    torch.testing.assert_close(*grads, rtol=1e-2, atol=1e-2)
+
+
+@devices
 def test_default_backend(device: str) -> None:
     """Through inductor, with surrounding work that it may lay out as it likes."""
     tensors = inputs(device, torch.bfloat16, batch=2, heads=4, length_q=10, length_k=12, head_dim=16)

@@ -277,6 +277,22 @@ def test_row_46_the_first_call_of_a_process_is_on_another_device(name: str) -> N
     assert result.returncode == 0 and result.stdout.strip() == "1 0 1", result.stderr
 
 
+def _first_call(function: Callable[[Tensor, Tensor, Tensor], Any], device: str) -> None:
+    """What an earlier call has left is gone when it is counted what the other device has."""
+    other = CURRENT if device == OTHER else OTHER
+    operands = [torch.ones(4, 32, 16, 64, device=device, dtype=torch.float16, requires_grad=True) for _ in range(3)]
+    before = torch.cuda.memory_allocated(other), _allocations(other), torch._C._cuda_hasPrimaryContext(0)
+    output = function(*operands)
+    grads = torch.autograd.grad(output.sum(), operands)
+    torch.cuda.synchronize(device)
+    for tensor, exact in zip((output, *grads), (1.0, 0.0, 0.0, 1.0), strict=True):
+        assert str(tensor.device) == device
+        assert torch.equal(tensor, torch.full_like(tensor, exact))
+    assert torch.cuda.current_device() == 0
+    after = torch.cuda.memory_allocated(other), _allocations(other), torch._C._cuda_hasPrimaryContext(0)
+    assert after == before, f"{device}: {before} became {after}"
+
+
 def _first_calls(name: str) -> None:
     """In a process of its own. Of equal keys each weight is 1 / 16, and a logit has no gradient."""
     kittens_torch.set_fallback("error")
@@ -284,18 +300,7 @@ def _first_calls(name: str) -> None:
         kittens_torch.enable()
     done = []
     for device in (OTHER, CURRENT, OTHER):
-        other = CURRENT if device == OTHER else OTHER
-        operands = [torch.ones(4, 32, 16, 64, device=device, dtype=torch.float16, requires_grad=True) for _ in range(3)]
-        before = torch.cuda.memory_allocated(other), _allocations(other), torch._C._cuda_hasPrimaryContext(0)
-        output = FIRST_CALLS[name](*operands)
-        grads = torch.autograd.grad(output.sum(), operands)
-        torch.cuda.synchronize(device)
-        for tensor, exact in zip((output, *grads), (1.0, 0.0, 0.0, 1.0), strict=True):
-            assert str(tensor.device) == device
-            assert torch.equal(tensor, torch.full_like(tensor, exact))
-        assert torch.cuda.current_device() == 0
-        after = torch.cuda.memory_allocated(other), _allocations(other), torch._C._cuda_hasPrimaryContext(0)
-        assert after == before
+        _first_call(FIRST_CALLS[name], device)
         done.append(device[-1])
     assert dispatch.every_gpu_runs()
     print(*done)

@@ -13,7 +13,7 @@ from helpers import CORNERS, LENGTHS, check_gradients, every_place, inputs, leav
 from torch import Tensor
 
 import kittens_torch
-from kittens_torch import autograd
+from kittens_torch import autograd, backward, ops
 
 pytestmark = pytest.mark.usefixtures("only_ours")
 corners = pytest.mark.parametrize("causal", CORNERS)
@@ -249,3 +249,69 @@ def test_backward_memory_on_the_gpu() -> None:
 def test_there_is_nothing_to_bind(function: type[torch.autograd.Function]) -> None:
     """torch binds the arguments of an autograd function to its signature: most of the host's time of such a call."""
     assert inspect.signature(function.forward) == autograd.POSITIONAL
+
+
+def _bits(function: Any, operands: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+    output = function(*operands)
+    return [output, *torch.autograd.grad(output, wanted, torch.ones_like(output))]
+
+
+@usual_place
+@pytest.mark.parametrize("corner", [0, 1])
+def test_the_lean_function_is_the_other_one(device: str, dtype: torch.dtype, corner: int) -> None:
+    """The drop-in's usual call takes it on the GPU."""
+    operands = leaves(*inputs(device, dtype, length_q=70, length_k=90, head_dim=64))
+    lean = autograd.eager_apply[autograd.EagerAttention]
+    for count in (1, 2, 3):
+        for wanted in itertools.combinations(range(3), count):
+            asked = [operand.detach().requires_grad_(place in wanted) for place, operand in enumerate(operands)]
+            leaf = [asked[place] for place in wanted]
+            ours = _bits(lambda *tensors: lean(*tensors, 0.3, corner), asked, leaf)
+            others = _bits(
+                lambda *tensors: autograd.Attention.apply(*tensors, 0.3, corner, -1, -1, True, False)[0], asked, leaf
+            )
+            for one, other in zip(ours, others, strict=True):
+                torch.testing.assert_close(one, other, atol=0.0 if device == "cpu" else 0.02, rtol=0.0)
+
+
+@usual_place
+def test_the_lean_function_has_no_second_derivative(device: str, dtype: torch.dtype) -> None:
+    query, key, value = leaves(*inputs(device, dtype, length_q=20, head_dim=32))
+    output = autograd.eager_apply[autograd.EagerAttention](query, key, value, 0.3, 0)
+    (gradient,) = torch.autograd.grad(output.sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(gradient.sum(), key)
+
+
+@usual_place
+def test_a_tensor_that_left_torch_func(device: str, dtype: torch.dtype) -> None:
+    """Its wrapper is dead; torch's `Function.apply` looks through it, and so do we."""
+    query, key, value = leaves(*inputs(device, dtype, length_q=20, head_dim=32))
+    kept: list[Tensor] = []
+    torch.func.grad(lambda tensor: (kept.append(tensor), tensor.sum())[1])(query.detach())
+    for function in (kittens_torch.attention, kittens_torch.scaled_dot_product_attention):
+        ours, exact = function(kept[0], key, value), function(query.detach(), key, value)
+        assert torch.equal(ours, exact)
+        for one, other in zip(
+            *(torch.autograd.grad(output, (key, value), torch.ones_like(output)) for output in (ours, exact)),
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+
+
+@usual_place
+def test_what_the_ops_take_when_it_is_not_given(device: str, dtype: torch.dtype) -> None:
+    query, key, value = inputs(device, dtype, length_q=70, length_k=50, head_dim=48)
+    settings = (48**-0.5, 0, -1, -1)
+    outputs = ops.forward(query, key, value)
+    saved = (torch.ones_like(outputs[0]), None, query, key, value, *outputs)
+    for ours, exact in (
+        (outputs, ops.forward(query, key, value, *settings)),
+        (backward.backward(*saved, 0.3), backward.backward(*saved, 0.3, *settings[1:], True, True, True, False)),
+    ):
+        for one, other in zip(ours, exact, strict=True):
+            torch.testing.assert_close(one, other, atol=0.0 if device == "cpu" else 0.02, rtol=0.0)
+    torch.library.opcheck(ops.forward, (query, key, value), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(backward.backward, (*saved, 0.3), test_utils=("test_schema", "test_faketensor"))
+    stacked = torch.func.vmap(ops.forward)(query[None], key[None], value[None])
+    assert all(torch.equal(one[0], other) for one, other in zip(stacked, outputs, strict=True))

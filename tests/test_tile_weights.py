@@ -57,6 +57,37 @@ def test_weights(machine: Machine, family: str, element: str, sizes: tuple[int])
         assert_equal(f"load_rows({count})", loaded, expected[:, None].expand(64, 8))
 
 
+@on_every_machine("terms")
+def test_terms(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
+    """Floats in every range come back from their terms to the last bits of the sum that they are in."""
+    (columns,), device = sizes, machine.device
+    x = integers(columns, 64)
+    values = torch.randn(2, columns) * 10.0 ** torch.linspace(-6, 30, columns)[torch.randperm(columns)]
+    values[0, :4] = torch.tensor([3e38, -3e38, 0.0, 1 / 3])
+    values[1, 4:8] = torch.tensor(
+        [float("inf"), float("-inf"), 3.4e38, -3.4e38]
+    )  # what is beyond 3e38 counts as infinite
+    values[0, 9], values[1, 10] = float("nan"), float("nan")
+    pairs = poisoned(columns, 4, device=device, dtype=torch.float32)
+    out = poisoned(3, 64, columns, device=device, dtype=torch.float32)
+    tensors = [x[None, None].to(device, DTYPES[element]), values.to(device), pairs, out]
+    for multiply in (0, 1):
+        machine.run(name(family, element, sizes), tensors, [multiply])
+    products = (x[:64] @ x.T).double()
+    beyond = values.double().where(values.abs() <= 3e38, values.double() * float("inf"))
+    both_nan = beyond.isnan().any(0)
+    for i in range(2):
+        exact = (products - beyond[i]).where(~both_nan, torch.tensor(float("nan"), dtype=torch.float64))
+        # Tensor cores cut what they add off, by the largest summand.
+        ours, size = out[i].cpu().double(), (x[:64].abs() @ x.abs().T + values[i].abs()).double()
+        finite = exact.isfinite()
+        assert torch.equal(ours.where(~finite, 0), exact.where(~finite, 0)) or torch.allclose(
+            ours.where(~finite, 0), exact.where(~finite, 0), equal_nan=True
+        )
+        assert ((ours - exact).abs() <= 2e-6 * size + 1e-6)[finite].all()
+    torch.testing.assert_close(out[2], out[0] + 10 * out[1], rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
 @on_every_machine("parts")
 @pytest.mark.parametrize("rows", [-5, 0, 1, 7, 8, 9, 16, 63, 64, 100])
 def test_parts_in_global_memory(machine: Machine, family: str, element: str, sizes: tuple[int, int], rows: int) -> None:

@@ -12,6 +12,7 @@
 // warpgroup w has stored dS in buffer t, and has read the other buffer.
 #pragma once
 #include "backward_modifiers.cuh"
+#include "backward_row_values.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
@@ -20,18 +21,19 @@ template <class C> struct backward_score_gradients {
   kittens::shared_tile<typename C::element, C::block_k, C::block_q> tile[2];
 };
 
-template <class C, bool SumsQuery> struct backward_keys_shared {
+template <class C, bool SumsQuery, bool Folds> struct backward_keys_shared {
   using shapes = backward_tiles<C>;
+  // First, with shared memory behind each stage: a product takes a row's eight columns twice, which compute-sanitizer counts as twice the bytes.
+  backward_row_values<C, Folds> rows;
   typename shapes::key key[C::tile_stages];
   typename shapes::value value[C::tile_stages];
   typename shapes::query query[C::stages];
   typename shapes::gradient gradient[C::stages];
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
-  kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
   kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
-  kittens::ring_flags<C::stages, true> query_flags, gradient_flags;
+  kittens::ring_flags<C::stages, !Folds> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
 };
 
@@ -68,11 +70,11 @@ template <class C, class Shared> struct backward_keys_producer {
         gradient.follow(query);
         if constexpr (C::modified)
           query.load(p.query, {row, head, w.batch}, note_rider(s.notes.tile.note, note(p, w, head, i, last)),
-                     vector_rider(s.logsumexp2, p.logsumexp2 + at),
+                     s.rows.with_query(p, at),
                      tile_rider(s.bias.tile.tile, p.bias, p.bias_at(row, w.key, head, w.batch), p.bias_travels));
         else
-          query.load(p.query, {row, head, w.batch}, vector_rider(s.logsumexp2, p.logsumexp2 + at));
-        gradient.load(p.grad_output, {row, head, w.batch}, vector_rider(s.delta, p.delta + at));
+          query.load(p.query, {row, head, w.batch}, s.rows.with_query(p, at));
+        s.rows.load_gradient(gradient, p, {row, head, w.batch}, at);
       };
       if constexpr (C::modified) {
         const int end_head = (w.head + 1) * p.group;
@@ -108,9 +110,9 @@ template <class C, class Shared> struct backward_keys_producer {
   }
 };
 
-template <class C, bool SumsQuery> struct backward_keys_kernel {
+template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
   using params = backward_key_params<C>;
-  using shared = backward_keys_shared<C, SumsQuery>;
+  using shared = backward_keys_shared<C, SumsQuery, Folds>;
   static constexpr int consumers = 2, warpgroups = consumers + 1;
   static constexpr bool starts_early = true;
 
@@ -142,7 +144,6 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
     register_tile<real, C::value_dim> value_gradient;
     register_tile<real, C::block_q> scores, score_gradient;
     register_tile<T, C::block_q> weights, rounded_gradient;
-    column_vector<real, C::block_q> logsumexp2, delta;
     // Held: the first product of a step would else wait 400 cycles for the address register of the last step's additions (head_dim 128). With 128
     // queries the register is worth more (head_dim 64, full, 16k keys: 478 against 512 TFLOP/s).
     using sums_of_query = tile_sums<real, C::block_q == 64>;
@@ -184,9 +185,8 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
         const backward_visible visible(p.mask, w.key + mine, i * C::block_q);
         [[maybe_unused]] register_bytes<C::block_q> seen;
         if constexpr (C::modified) if constexpr (by_mask) load_bytes_transposed(seen, p.rules.mask_rows({w.batch, head, i * C::block_q, w.key + mine}));
-        mma_begin(scores);
-        mma_ABt(scores, rows_of(k, mine), q, 0);
-        mma_commit();
+        typename backward_row_values<C, Folds>::operands operands;
+        s.rows.multiply_key(scores, operands, rows_of(k, mine), q, query.last());
         if constexpr (C::modified) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
@@ -194,22 +194,16 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           register_tile<T, C::block_q> slope;
           const bool hidden = s.notes.tile.note[query.last()].hides(wg);
           tile.weigh(scores, slope, i * C::block_q, w.key + mine, hidden, columns_of(s.bias.tile.tile[query.last()], mine),
-                     [&](real factor) {
-                       load_columns(logsumexp2, s.logsumexp2[query.last()]);
-                       exp2_columns(scores, logsumexp2, factor);
-                     });
+                     [&](real factor) { s.rows.weigh(scores, query.last(), factor); });
           map_into(weights, scores, backward_kept_weight<real>{keep_scale});
           tile.differentiate_cap(scores, slope);
         }
         const auto& g = gradient.wait();
-        mma_begin(score_gradient);
-        mma_ABt(score_gradient, rows_of(v, mine), g, 0);
-        mma_commit();
+        s.rows.multiply_value(score_gradient, operands, rows_of(v, mine), g, gradient.last());
         if constexpr (!modified) {
           mma_wait<1>();
           mma_done(scores);
-          load_columns(logsumexp2, s.logsumexp2[query.last()]);
-          exp2_columns(scores, logsumexp2, p.scale_log2);
+          s.rows.weigh(scores, query.last(), p.scale_log2);
           if constexpr (kind == backward_block::cut) zero_unless(scores, visible);
           if constexpr (by_mask) keep_where_transposed(scores, seen, real(0));
         }
@@ -226,11 +220,10 @@ template <class C, bool SumsQuery> struct backward_keys_kernel {
           mma_wait<0>();
         }
         mma_done(score_gradient);
-        load_columns(delta, s.delta[gradient.last()]);
         if constexpr (modified)
-          map_columns(score_gradient, scores, delta, backward_modified_gradient<real>{keep_scale});
+          s.rows.differentiate(score_gradient, scores, gradient.last(), backward_modified_gradient<real>{keep_scale});
         else
-          map_columns(score_gradient, scores, delta, backward_score_gradient<real, masked>{});
+          s.rows.differentiate(score_gradient, scores, gradient.last(), backward_score_gradient<real, masked>{});
         convert(rounded_gradient, score_gradient);
         if constexpr (SumsQuery) {
           auto& ds = s.score_gradients.tile.tile[turn];

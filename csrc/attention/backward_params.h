@@ -9,7 +9,7 @@ struct backward_arguments {
   kittens::tensor_view query, key, value, output, grad_output;  // (batch, head, row, column); any strides the machine's tile_map accepts
   kittens::tensor_view grad_query, grad_key, grad_value;        // data null where the gradient is not asked for
   const void *logsumexp, *grad_logsumexp;                       // (batch, head, row) contiguous; the gradient may be null
-  void *logsumexp2, *delta;  // workspace of the same type: (batch, head, padded_q), see backward_rows.cuh
+  void *logsumexp2, *delta;  // workspace of the same type: (batch, head, padded_q), see backward_rows.cuh; null where all kernels fold
   void* query_sum;           // workspace for dQ, cleared: the kernel that owns keys adds to it; null: the one that owns queries makes dQ
   element_type type;
   int configuration;         // row of the machine's table in backward_config.h
@@ -22,6 +22,7 @@ struct backward_arguments {
   tile_classes classes = {};                           // of modifiers.mask
   kittens::tensor_view grad_bias = {};                 // the bias's own sizes, 1 where it is broadcast; data null where it is not asked for
   int bias_grid = 0;
+  void* terms = nullptr;                               // workspace of 16 bytes for each of these rows, where backward_plan::folds says so
 };
 
 // Launches the kernels of one (element type, configuration), or returns an error text. Null if it went well.

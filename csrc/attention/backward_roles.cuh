@@ -20,7 +20,7 @@ template <class C> struct backward_roles_shared {
   typename shapes::query query[C::stages];
   typename shapes::gradient gradient[C::stages];
   kittens::shared_tile<typename C::element, 64, C::block_q> weights[2];
-  kittens::shared_vector<typename C::real, C::block_q> logsumexp2[C::stages], delta[C::stages];
+  backward_row_values<C, false> rows;
   kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
@@ -102,11 +102,11 @@ template <class C> struct backward_roles_kernel {
         mma_begin(scores);
         mma_ABt(scores, rows_of(k, 0), q, 0);
         mma_commit();
-        if constexpr (!C::modified) load_columns(logsumexp2, s.logsumexp2[query.last()]);
+        if constexpr (!C::modified) load_columns(logsumexp2, s.rows.logsumexp2[query.last()]);
         mma_wait<0>();
         mma_done(scores);
         const auto exponentiate = [&](real factor) {
-          if constexpr (C::modified) load_columns(logsumexp2, s.logsumexp2[query.last()]);  // what modifies the scores takes the registers before
+          if constexpr (C::modified) load_columns(logsumexp2, s.rows.logsumexp2[query.last()]);  // what modifies the scores takes the registers before
           exp2_columns(scores, logsumexp2, factor);
         };
         const auto hand_over = [&](const register_tile<T, C::block_q>& tile) {
@@ -195,7 +195,7 @@ template <class C> struct backward_roles_kernel {
         mma_begin(score_gradient);
         mma_ABt(score_gradient, rows_of(v, 0), g, 0);
         mma_commit();
-        load_columns(delta, s.delta[gradient.last()]);
+        load_columns(delta, s.rows.delta[gradient.last()]);
         mma_wait<0>();
         mma_done(score_gradient);
         const bool masked = i < blocks.plain_first || i >= blocks.plain_end;

@@ -7,12 +7,16 @@ inline namespace KITTENS_MACHINE {
 
 // delta = rowsum(dO * O) - the logsumexp's own gradient, and log2(e) * logsumexp. Rows past the end, and rows without a key, get +inf: their
 // weights exp2(score - inf) are 0. One warpgroup for 64 rows; memory is read once.
+// Folds: logsumexp / scale and delta as terms. An infinite logsumexp is 3e38 there: weights are 0 all the same. A delta that is NaN would reach the
+// weights, since products take 0 times it: it counts as infinite, which dS is no better for.
 template <class C> struct backward_prepare_params {
   using real = typename C::real;
   kittens::tile_map<typename backward_tiles<C>::value_rows> output, grad_output;
   const real *logsumexp, *grad_logsumexp;  // the gradient may be null
-  real *logsumexp2, *delta;                // (batch, head, padded_q)
+  real *logsumexp2, *delta;                // (batch, head, padded_q); null where all kernels fold
   int heads, length_q, padded_q;
+  kittens::term_pair* terms;  // the same, folded; null where none does
+  real per_scale;             // 1 / scale
 };
 
 template <class C> struct backward_prepare {
@@ -50,9 +54,22 @@ template <class C> struct backward_prepare {
     row_sum_finish(delta);
     map(delta, delta, grad_logsumexp, [](real d, real g) { return d - g; });
     map(delta, delta, logsumexp, [](real d, real l) { return l == -infinity<real>() ? real(0) : d; });
-    map(logsumexp, logsumexp, [](real l) { return l == -infinity<real>() ? infinity<real>() : l * real(1.4426950408889634); });
-    store_rows(p.logsumexp2 + to, logsumexp, 64);
-    store_rows(p.delta + to, delta, 64);
+    if constexpr (C::folds)
+      if (p.terms) {
+        constexpr real most = real(3e38);
+        row_vector<real> folded_logsumexp, folded_delta;
+        map(folded_logsumexp, logsumexp, [&](real l) {
+          const real x = l * p.per_scale;
+          return l == -infinity<real>() || x > most ? most : x < -most ? -most : x;
+        });
+        map(folded_delta, delta, [](real d) { return d == d ? d : infinity<real>(); });
+        store_terms(p.terms + to, folded_logsumexp, folded_delta);
+      }
+    if (p.logsumexp2) {
+      map(logsumexp, logsumexp, [](real l) { return l == -infinity<real>() ? infinity<real>() : l * real(1.4426950408889634); });
+      store_rows(p.logsumexp2 + to, logsumexp, 64);
+      store_rows(p.delta + to, delta, 64);
+    }
   }
 };
 

@@ -35,6 +35,7 @@ template <class T, const auto& Rows, int Row, bool Modified = false> struct back
 
   // dV's product runs under the making of dS; with 128 queries a step the registers do not hold what is then alive.
   static constexpr bool values_early = block_q == 64;
+  static constexpr bool folds = row.folds;
 
   static_assert(block_q == 64 || block_q == 128, "block_q: one or two tiles of 64 rows");
   static_assert(!row.sums_query() || head_dim % 128 == 0 || !split_columns, "sums_query: half of head_dim must be whole panels");
@@ -149,6 +150,7 @@ template <class C> struct backward_key_params : backward_problem<C>, travelling_
   real* query_sum;  // (batch, head, step, 64-row tile or half of its columns) in private order
   int steps;        // query blocks of a head
   int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
+  const kittens::term_pair* terms;  // in the place of logsumexp2 and delta, where a kernel folds
 
   // Modified: the classes of the keys of consumer `part` by the rows of a step.
   template <class Work> KITTENS_INLINE unsigned classes_of(const Work& w, int head, int block, int part) const {

@@ -101,17 +101,10 @@ template <class C> struct forward_kernel {
     register_tile<real, C::value_dim> output;
     row_vector<real> maximum, sum, shift, rescale, block_sum;
     [[maybe_unused]] block_note block{};  // modified: whose scores there are
-    [[maybe_unused]] either<register_tile<T, C::block_n>, register_bytes<C::block_n>> early;  // the bias, or the mask
-    // A block's bias and mask come under its scores' product where the registers allow it, but the first block's. Before the product: they are
-    // branches.
-    auto load_early = [&](const forward_work<C>& w) {
-      if constexpr (C::modified) {
-        const score_place at{w.batch, w.head, w.row + wg * 64, block.block * C::block_n};
-        if (p.rules.given.bias)
-          p.rules.load_bias(early.first, at);
-        else if (block.hides(wg))
-          p.rules.load_mask(early.second, at);
-      }
+    [[maybe_unused]] register_tile<T, C::block_n> bias;
+    // A block's bias comes under its scores' product where the registers allow it, but the first block's. Before the product: it is a branch.
+    auto load_bias = [&](const forward_work<C>& w) {
+      if constexpr (C::modified) p.rules.load_bias(bias, {w.batch, w.head, w.row + wg * 64, block.block * C::block_n});
     };
 
     if (C::take_turns && wg == C::consumers - 1) next_turn.arrive();
@@ -194,18 +187,11 @@ template <class C> struct forward_kernel {
             }
           real factor = p.scale_log2;
           if (!p.rules.scores_are_plain()) {
-            if (C::bias_early && p.rules.given.bias && block.first()) load_early(w);
-            factor = p.rules.template modify<C::bias_early>(scores, early.first, at);
+            if (C::bias_early && block.first()) load_bias(w);
+            factor = p.rules.template modify<C::bias_early>(scores, bias, at);
           }
           if (cut) keep_columns(scores, first, end);
-          if (masked) {
-            if (C::bias_early && !p.rules.given.bias && p.rules.template mask_in_vectors<C::block_n>(at)) {
-              if (block.first()) load_early(w);
-              keep_where(scores, early.second, -infinity<real>());
-            } else {
-              p.rules.hide(scores, at);
-            }
-          }
+          if (masked) p.rules.hide(scores, at);
           bool renew = lacks_reference();
           if (!renew) {
             exp2_into(weights, scores, maximum, factor, block_sum);
@@ -239,7 +225,7 @@ template <class C> struct forward_kernel {
         auto& k = key.wait();
         const bool more_than_first = C::modified ? !block.first() : j < blocks.end - 2;
         if constexpr (C::modified) block = s.notes.tile.note[key.last()].uniform();
-        if constexpr (C::bias_early) load_early(w);
+        if constexpr (C::bias_early) load_bias(w);
         if constexpr (C::take_turns) my_turn.sync();
         mma_begin(scores, output, weights);
         mma_AB(output, weights, v, more_than_first);

@@ -24,8 +24,8 @@ template <class C> struct backward_launch {
   const int length_q = static_cast<int>(a.query.size[2]);
   const int64_t columns = a.query.size[3] + a.value.size[3];
 
-  template <bool SumsQuery>
-  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C>, backward_keys_kernel<C, SumsQuery>>;
+  template <bool SumsQuery, bool Folds>
+  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C>, backward_keys_kernel<C, SumsQuery, Folds>>;
 
   // A view with fewer keys: what no row sees is outside the tensor, so it is neither loaded nor written.
   kittens::tensor_view seen(kittens::tensor_view view) const {
@@ -83,6 +83,8 @@ template <class C> struct backward_launch {
     p.heads = heads;
     p.length_q = length_q;
     p.padded_q = a.padded_q;
+    p.terms = static_cast<kittens::term_pair*>(a.terms);
+    p.per_scale = static_cast<real>(1 / a.scale);
     return kittens::launch<backward_prepare<C>>(p, batch * heads * (a.padded_q / 64), execution);
   }
 
@@ -104,6 +106,7 @@ template <class C> struct backward_launch {
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
     p.sum_step = 2 * C::query_sum_tile;
+    p.terms = static_cast<const kittens::term_pair*>(a.terms);
     return kittens::launch<Kernel>(p, a.key_grid, execution);
   }
 
@@ -159,11 +162,11 @@ template <class C> struct backward_launch {
     if (const char* error = prepare()) return error;
     if constexpr (C::row.sums_query())
       if (a.query_sum) {
-        const char* error = keys<keys_kernel<true>>();
+        const char* error = keys<keys_kernel<true, C::folds>>();
         return error ? error : finish();
       }
     if (a.grad_key.data || a.grad_value.data)
-      if (const char* error = keys<keys_kernel<false>>()) return error;
+      if (const char* error = a.terms ? keys<keys_kernel<false, C::folds>>() : keys<keys_kernel<false, false>>()) return error;
     if constexpr (C::modified)
       if (a.grad_bias.data)
         if (const char* error = bias()) return error;

@@ -128,11 +128,6 @@ template <class Element> struct score_rules {
     }, -kittens::infinity<real>());
   }
 
-  // Bytes of the mask to registers, where whole rows of them can be loaded.
-  template <int Keys> KITTENS_INLINE bool mask_in_vectors(score_place at) const { return mask_has_vectors && at.key + Keys <= keys; }
-  template <int Keys> KITTENS_INLINE void load_mask(kittens::register_bytes<Keys>& bytes, score_place at) const {
-    if (mask_in_vectors<Keys>(at)) load_bytes(bytes, mask_rows(at));
-  }
   // The mask's bytes for one (batch, head) and a key, by row.
   KITTENS_INLINE auto mask_rows(score_place at) const {
     const unsigned char* from = given.mask + modifier_offset(given.mask_stride, at.batch, at.head, 0, at.key);

@@ -323,6 +323,9 @@ forward_plan plan_forward(const forward_problem& problem, int configuration, int
   return plan;
 }
 
+// Beyond, the logsumexp over the scale, or 3e38 times it, may leave the range of floats: where a kernel folds it needs both.
+constexpr double least_folded_scale = 1e-20, most_folded_scale = 1e20;
+
 backward_plan plan_backward(const forward_problem& p, const backward_request& request, int configuration) {
   const bool sm90 = p.machine == machine_kind::sm90;
   backward_plan plan{};
@@ -342,18 +345,21 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   if (p.modified && plan.mask.length_k > 0) plan.mask = with_every_key(plan.mask);
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };
-  plan.sums_query = plan.row.sums_query() && request.need_query && request.need_keys && !request.deterministic &&
+  const bool may_fold = plan.row.folds && request.scale >= least_folded_scale && request.scale <= most_folded_scale;
+  plan.sums_query = plan.row.sums_query() && (may_fold || !plan.row.folds) && request.need_query && request.need_keys && !request.deterministic &&
                     (configuration >= 0 || visible_keys(plan.mask, p.length_q) >= plan.row.sums_from);
   plan.padded_q = ceiling(p.length_q, plan.row.block_q) * plan.row.block_q;
   plan.key_tiles = ceiling(plan.mask.length_k, plan.row.block_k()) * p.heads_k * p.batch;
   plan.query_tiles = ceiling(p.length_q, plan.row.block_m) * p.heads * p.batch;
   plan.key_grid = grid_of(plan.key_tiles);
   plan.query_grid = grid_of(plan.query_tiles);
-  const int64_t rows = p.batch * p.heads * plan.padded_q;
-  plan.query_sum_values = plan.sums_query ? rows * plan.row.head_dim : 0;
-  plan.workspace_values = 2 * rows + plan.query_sum_values;
+  plan.folds = may_fold && request.need_keys;
+  plan.vectors = !plan.folds || (request.need_query && !plan.sums_query);
+  plan.query_rows = p.batch * p.heads * plan.padded_q;
+  plan.query_sum_values = plan.sums_query ? plan.query_rows * plan.row.head_dim : 0;
+  plan.workspace_values = ((plan.folds ? 4 : 0) + (plan.vectors ? 2 : 0)) * plan.query_rows + plan.query_sum_values;
   const int bytes = static_cast<int>(element_bytes(p.type));
-  plan.shared_bytes = request.need_keys ? backward_key_bytes(plan.row, bytes, plan.sums_query) : 0;
+  plan.shared_bytes = request.need_keys ? backward_key_bytes(plan.row, bytes, plan.sums_query, plan.folds) : 0;
   if (request.need_bias) {
     const bool* apart = request.bias_apart;
     plan.bias_tiles = (apart[0] ? p.batch : 1) * (apart[1] ? p.heads : 1) * (apart[2] ? ceiling(p.length_q, plan.row.block_m) : 1) *

@@ -50,6 +50,7 @@ struct backward_request {
   bool need_bias = false;      // dbias
   bool bias_apart[4] = {};     // where the bias is not broadcast
   bool softcap = false;        // there is a soft cap
+  double scale = 1;
 };
 
 struct backward_plan {
@@ -58,12 +59,15 @@ struct backward_plan {
   backward_row row;
   interval_mask mask;
   bool sums_query;     // dQ is added up in memory by the kernel that owns keys; else a kernel that owns queries makes it
+  bool folds;          // the kernel that owns keys takes logsumexp and delta as terms, of 16 bytes a row
+  bool vectors;        // a kernel takes them as two values a row
   int64_t key_tiles, query_tiles;
   int key_grid, query_grid;
   int64_t bias_tiles;
   int bias_grid;
   int64_t padded_q;          // length_q in whole steps
-  int64_t workspace_values;  // floats (doubles for float64) beside inputs and outputs, those of dQ's sums last
+  int64_t query_rows;        // of all heads, in whole steps
+  int64_t workspace_values;  // floats (doubles for float64) beside inputs and outputs: terms, vectors, dQ's sums
   int64_t query_sum_values;
   int64_t shared_bytes;
   const char* reason;

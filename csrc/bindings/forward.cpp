@@ -175,7 +175,8 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
 
 #else
 
-forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int64_t, int64_t, int64_t, int64_t, int64_t, const modifier_inputs* = nullptr) {
+forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int64_t, int64_t, int64_t, int64_t, int64_t,
+                        const modifier_inputs* = nullptr) {
   check(false, "this build has no CUDA kernels: install with nvcc present (see README), or move the tensors to the CPU");
   return {};
 }
@@ -184,47 +185,49 @@ forward_result run_cuda(const Tensor&, const Tensor&, const Tensor&, double, int
 
 }  // namespace
 
-forward_result forward_cpu(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner, int64_t window_left, int64_t window_right,
-                           int64_t configuration, int64_t splits) {
+forward_result forward_cpu(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner,
+                           int64_t window_left, int64_t window_right, int64_t configuration, int64_t splits) {
   return run_cpu(query, key, value, scale_of(scale, query), corner, window_left, window_right, configuration, splits, std::nullopt);
 }
 
-forward_result checked_forward(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                               int64_t configuration, int64_t seed, int64_t splits) {
+forward_result checked_forward(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
+                               int64_t window_right, int64_t configuration, int64_t seed, int64_t splits) {
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, splits, seed);
 }
 
-forward_result forward_cuda(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner, int64_t window_left, int64_t window_right,
-                            int64_t configuration, int64_t splits) {
+forward_result forward_cuda(const Tensor& query, const Tensor& key, const Tensor& value, std::optional<double> scale, int64_t corner,
+                            int64_t window_left, int64_t window_right, int64_t configuration, int64_t splits) {
   return run_cuda(query, key, value, scale_of(scale, query), corner, window_left, window_right, configuration, splits);
 }
 
-forward_result modified_forward_cpu(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                                    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
-                                    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state,
-                                    double dropout_p, double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles,
-                                    const std::optional<Tensor>& mask_ranges, const std::optional<Tensor>& mask_seen) {
+forward_result modified_forward_cpu(
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p,
+    double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
+    const std::optional<Tensor>& mask_seen) {
   const modifier_inputs modified{pointer_to(mask),       pointer_to(bias),        pointer_to(key_lengths), pointer_to(alibi_slopes),
                                  pointer_to(sinks),      pointer_to(dropout_state), dropout_p,             softcap,
                                  pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, std::nullopt, &modified);
 }
 
-forward_result checked_modified_forward(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left,
-                                        int64_t window_right, const std::optional<Tensor>& mask, const std::optional<Tensor>& bias,
-                                        const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks,
-                                        const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, int64_t configuration,
-                                        int64_t seed) {
+forward_result checked_modified_forward(
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p,
+    double softcap, int64_t configuration, int64_t seed) {
   const modifier_inputs modified{pointer_to(mask),  pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
                                  pointer_to(sinks), pointer_to(dropout_state), dropout_p,               softcap};
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, seed, &modified);
 }
 
-forward_result modified_forward_cuda(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-                                     const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
-                                     const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state,
-                                     double dropout_p, double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles,
-                                     const std::optional<Tensor>& mask_ranges, const std::optional<Tensor>& mask_seen) {
+forward_result modified_forward_cuda(
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
+    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
+    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p,
+    double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
+    const std::optional<Tensor>& mask_seen) {
   const modifier_inputs modified{pointer_to(mask),       pointer_to(bias),        pointer_to(key_lengths), pointer_to(alibi_slopes),
                                  pointer_to(sinks),      pointer_to(dropout_state), dropout_p,             softcap,
                                  pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
@@ -246,11 +249,13 @@ mask_classes classes_of(const Tensor& mask, const Tensor& query, const Tensor& k
 
 }  // namespace
 
-mask_classes classify_mask_cpu(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left, int64_t window_right) {
+mask_classes classify_mask_cpu(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left,
+                               int64_t window_right) {
   return classes_of(mask, query, key, corner, window_left, window_right, cpu_execution(0));
 }
 
-mask_classes classify_mask_cuda(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left, int64_t window_right) {
+mask_classes classify_mask_cuda(const Tensor& mask, const Tensor& query, const Tensor& key, int64_t corner, int64_t window_left,
+                                int64_t window_right) {
 #ifdef KITTENS_CUDA
   const int device = query.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);

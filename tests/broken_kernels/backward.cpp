@@ -1,4 +1,4 @@
-// The backward kernels on the checked machine, in two small configurations: what the test breaks by changing them.
+// The backward kernels on the checked machine, in three small configurations: what the test breaks by changing them.
 #define KITTENS_MACHINE checked
 #define KITTENS_CHECKED 1
 #include "attention/launch_backward.h"
@@ -6,12 +6,14 @@
 namespace kittens_torch {
 
 inline constexpr backward_row small_rows[] = {{128, 128, false, 64, 2, 2, 1, 64, 2, 2},
-                                              {128, 128, true, 64, 2, 1, 0, 64, 2, 2}};
+                                              {128, 128, true, 64, 2, 1, 0, 64, 2, 2},
+                                              {128, 128, false, 64, 2, 2, 1, 64, 2, 2, true, true}};
 
 }  // namespace kittens_torch
 
 // query, output and their gradients (heads, length_q, 128); key, value and theirs (heads, length_k, 128); causal from the
-// lower right; one CTA takes every tile. dQ is summed in query_sum by the first.
+// lower right; one CTA takes every tile. dQ is summed in query_sum by the first and the last, which
+// folds: `rows` has room for its terms.
 extern "C" const char* backward_run(unsigned seed, int row, int heads, int length_q, int length_k, float* query,
                                     float* key, float* value, float* output, float* grad_output, float* logsumexp,
                                     float* grad_query, float* grad_key, float* grad_value, float* rows,
@@ -31,8 +33,10 @@ extern "C" const char* backward_run(unsigned seed, int row, int heads, int lengt
   a.grad_value = view(grad_value, length_k);
   a.logsumexp = logsumexp;
   a.padded_q = (length_q + 63) / 64 * 64;
-  a.logsumexp2 = rows;
-  a.delta = rows + heads * a.padded_q;
+  const bool folds = row == 2;
+  a.logsumexp2 = folds ? nullptr : rows;
+  a.delta = folds ? nullptr : rows + heads * a.padded_q;
+  a.terms = folds ? rows : nullptr;
   a.query_sum = query_sum;
   a.type = element_type::float32;
   a.key_grid = a.query_grid = 1;
@@ -40,6 +44,7 @@ extern "C" const char* backward_run(unsigned seed, int row, int heads, int lengt
   a.mask = make_interval(2, -1, -1, length_q, length_k);
   kittens::execution execution;
   execution.seed = seed;
-  return row == 0 ? launch_backward<backward_config<float, small_rows, 0>>(a, execution)
-                  : launch_backward<backward_config<float, small_rows, 1>>(a, execution);
+  return row == 0   ? launch_backward<backward_config<float, small_rows, 0>>(a, execution)
+         : row == 1 ? launch_backward<backward_config<float, small_rows, 1>>(a, execution)
+                    : launch_backward<backward_config<float, small_rows, 2>>(a, execution);
 }

@@ -58,6 +58,7 @@ FAMILIES: dict[str, Table] = {
     "zero_rows": same(*EVERY, sizes=[(64,), (80,)]),
     "signed": same(*EVERY, sizes=[(64,), (96,)]),
     "finite": same(*EVERY, sizes=[(64,), (80,), (128,)]),
+    "terms": same("bf16", "fp16", "float", sizes=[(64,), (128,)]),
     "scalars": same(*EVERY, sizes=[()]),
     "gemm": same(*EVERY, sizes=[()]),
     "map": same(*REALS, sizes=WIDTHS),

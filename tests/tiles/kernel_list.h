@@ -11,6 +11,7 @@
 #include "rider_kernels.h"
 #include "pipeline_kernels.h"
 #include "product_kernels.h"
+#include "term_kernels.h"
 #include "weight_kernels.h"
 
 namespace kittens_tests {
@@ -98,6 +99,10 @@ class kernel_list {
     add<finite_kernel<T, 64>>("finite", type_name<T>(), {64});
     add<finite_kernel<T, 80>>("finite", type_name<T>(), {80});
     add<finite_kernel<T, 128>>("finite", type_name<T>(), {128});
+    if constexpr (std::is_same_v<accumulator<T>, float>) {
+      add<term_kernel<T, 64>>("terms", type_name<T>(), {64});
+      add<term_kernel<T, 128>>("terms", type_name<T>(), {128});
+    }
     add<scalar_kernel<T>>("scalars", type_name<T>(), {});
     add("gemm", type_name<T>(), {}, &launch_gemm<T>);
   }

@@ -35,6 +35,8 @@ template <class T> constexpr const char* element_name() {
     return "float";
   else if constexpr (std::is_same_v<T, double>)
     return "double";
+  else if constexpr (requires { T::name; })
+    return T::name;
   else
     return "int";
 }

@@ -11,4 +11,5 @@
 #include "ops.h"
 #include "pipeline.h"
 #include "simd.h"
+#include "terms.h"
 #include "types.h"

@@ -92,11 +92,6 @@ template <class T, int N> struct alignas(16) shared_vector {
 
 template <class Tile, bool present> struct optional_tile { Tile tile; };
 template <class Tile> struct optional_tile<Tile, false> {};
-// Two of which one at a time is in use: on the GPU they share registers.
-template <class First, class Second> struct either {
-  First first;
-  Second second;
-};
 
 // Views. Tile may be const.
 template <class Tile> struct shared_rows {

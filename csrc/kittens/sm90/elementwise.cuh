@@ -30,7 +30,11 @@ template <int C, class F> KITTENS_INLINE void zero_unless(register_tile<float, C
 template <class T, int C, class F> KITTENS_INLINE void map_into(register_tile<T, C>& out, const register_tile<float, C>& t, F f) {
   KITTENS_UNROLL for (int i = 0; i < C / 4; i++) out.d[i] = pack<T>(f(t.d[2 * i]), f(t.d[2 * i + 1]));
 }
-// t = f(t, u) with u of a 16-bit type
+// t = f(t, u)
+template <int C, class F> KITTENS_INLINE void map_with(register_tile<float, C>& t, const register_tile<float, C>& u, F f) {
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] = f(t.d[i], u.d[i]);
+}
+// The same with u of a 16-bit type
 template <class T, int C, class F> KITTENS_INLINE void map_with(register_tile<float, C>& t, const register_tile<T, C>& u, F f) {
   KITTENS_UNROLL for (int i = 0; i < C / 4; i++) {
     const float2 y = unpack<T>(u.d[i]);

@@ -5,5 +5,6 @@
 #include "copies.cuh"
 #include "pipeline.cuh"
 #include "mma.cuh"
+#include "terms.cuh"
 #include "elementwise.cuh"
 #include "launch.cuh"

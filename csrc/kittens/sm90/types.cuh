@@ -58,11 +58,6 @@ template <class Tile, bool present> struct optional_tile {
   Tile tile;
 };
 template <class Tile> struct optional_tile<Tile, false> {};
-// Two of which one at a time is in use: they share registers.
-template <class First, class Second> union either {
-  First first;
-  Second second;
-};
 
 template <class Tile> struct shared_rows {
   Tile& tile;
