@@ -203,8 +203,7 @@ template <class C> struct forward_kernel {
           } else {
             add_sums();
           }
-          if (p.rules.given.dropout_state)
-            p.rules.template drop<!C::one_pass>(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
+          if (p.rules.given.dropout_state) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
         }
       };
       // Zero times NaN is NaN: the values of keys that no row sees become zero, two warpgroups take half of the rows each.
