@@ -36,8 +36,7 @@ def kept(state: Tensor, p: float, batch: int, heads: int, length_q: int, length_
     words = philox(seed, column_group, row_group, plane, numpy.full_like(plane, offset & 0xFFFFFFFF))
     word = numpy.choose(numpy.broadcast_to(element // 2, words[0].shape), words)
     value = (word >> (element % 2 * 16).astype(numpy.uint64)) & numpy.uint64(0x7FFF)
-    stays = value >= threshold if threshold <= 16384 else value < 32768 - threshold
-    return torch.from_numpy(stays.reshape(batch, heads, length_q, length_k))
+    return torch.from_numpy((value >= threshold).reshape(batch, heads, length_q, length_k))
 
 
 def share_dropped(p: float) -> float:

@@ -172,7 +172,7 @@ template <class T, bool transposed, bool capped> struct backward_scores {
 
   template <int N> KITTENS_LONG void drop(kittens::register_tile<real, N>& weights, int row, int key) const {
     const dropout_rule drawn = rules.dropout(batch, head, heads);
-    const auto verdict = rules.verdict();
+    const auto verdict = [&](uint32_t pair) { return dropout_verdict(pair, drawn.complement); };
     const auto draw = [&](int r, int c) { return drawn.draw(row + r, key + c); };
     if constexpr (transposed)
       kittens::negate_undrawn_transposed(weights, columns(row, key), draw, verdict);

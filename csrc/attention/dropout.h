@@ -30,34 +30,33 @@ KITTENS_HOST_DEVICE philox_words philox4x32(uint32_t k0, uint32_t k1, uint32_t c
   return {{c0, c1, c2, c3}};
 }
 
-// The eight weights of one call. rows: 0 for r, 1 for r + 8; columns: 0 for c and c + 1, 1 for c + 8 and c + 9, which are a word's halves.
+// Of the two weights of a word bits 15 and 31 are set where they are kept: their 15 bits are not below the threshold.
+KITTENS_HOST_DEVICE uint32_t dropout_verdict(uint32_t word, uint32_t complement) { return (word & 0x7FFF7FFFu) + complement; }
+
+// The eight weights of one call. rows: 0 for r, 1 for r + 8; columns: 0 for c and c + 1, 1 for c + 8 and c + 9; odd: the second of the two.
 struct dropout_draw {
   philox_words bits;
+  uint32_t complement;  // dropout_rule
 
   KITTENS_HOST_DEVICE uint32_t pair(int rows, int columns) const { return bits.word[2 * rows + columns]; }
-};
-
-// A weight is dropped for `threshold` of the 32768 values that its bits may have: for those below it or, above one half, for those that are not below
-// the rest. So what they are compared with is never above one half, and a comparison of halves as numbers of 16 bits (halves_at_least) does.
-struct dropout_limit {
-  uint32_t limit = 0;  // in both halves: what a weight's bits are compared with
-  uint32_t flip = 0;   // all ones where those that are not below it are dropped
-
-  dropout_limit() = default;
-  explicit dropout_limit(uint32_t threshold)
-      : limit((threshold > 16384 ? 32768u - threshold : threshold) * 0x10001u), flip(threshold > 16384 ? ~0u : 0u) {}
+  KITTENS_HOST_DEVICE bool kept(int rows, int columns, int odd) const { return dropout_verdict(pair(rows, columns), complement) >> (16 * odd + 15) & 1; }
 };
 
 struct dropout_rule {
   uint32_t seed_low, seed_high;
-  uint32_t offset;  // the low half of the state's
-  uint32_t plane;   // batch * heads + head
+  uint32_t offset;      // the low half of the state's
+  uint32_t plane;       // batch * heads + head
+  uint32_t complement;  // 32768 - threshold, in both halves
+
+  KITTENS_HOST_DEVICE dropout_rule(uint32_t seed_low, uint32_t seed_high, uint32_t offset, uint32_t plane, uint32_t threshold)
+      : seed_low(seed_low), seed_high(seed_high), offset(offset), plane(plane), complement((32768u - threshold) * 0x10001u) {}
 
   // The call that row and column are of; the eight weights are the same for all of them.
   KITTENS_HOST_DEVICE dropout_draw draw(int row, int column) const {
     const uint32_t row_group = static_cast<uint32_t>(row / 16 * 8 + row % 8), column_group = static_cast<uint32_t>(column / 16 * 4 + column % 8 / 2);
-    return {philox4x32(seed_low, seed_high, column_group, row_group, plane, offset)};
+    return {philox4x32(seed_low, seed_high, column_group, row_group, plane, offset), complement};
   }
+  KITTENS_HOST_DEVICE bool kept(int row, int column) const { return draw(row, column).kept(row / 8 % 2, column / 8 % 2, column % 2); }
 };
 
 // What is dropped is a multiple of 1 / 32768 of the weights; what remains is scaled by the share that was kept.

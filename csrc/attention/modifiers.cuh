@@ -19,7 +19,6 @@ template <class Element> struct score_rules {
   score_modifiers given;
   tile_classes classes;
   real scale_log2, cap_scale, cap_log2, keep_scale;  // log2(e) scale; scale / c; log2(e) c, 0 without a soft cap
-  dropout_limit limits;
   kittens::odd_function<real> cap_score, cap_tanh;   // cap_log2 tanh(cap_scale x), tanh(cap_scale x)
   int rows, keys, first_key;                         // of the caller's keys, no row sees those before first_key under the interval
   bool bias_has_pairs, mask_has_vectors;
@@ -33,7 +32,6 @@ template <class Element> struct score_rules {
     cap_scale = modifiers.softcap != 0 ? static_cast<real>(scale / modifiers.softcap) : real(0);
     cap_log2 = static_cast<real>(modifiers.softcap * 1.4426950408889634);
     keep_scale = static_cast<real>(modifiers.keep_scale);
-    limits = dropout_limit(modifiers.dropout_threshold);
     cap_score = kittens::small_tanh<real>(modifiers.softcap * 1.4426950408889634, cap_scale);
     cap_tanh = kittens::small_tanh<real>(1, cap_scale);
     bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 &&
@@ -158,15 +156,12 @@ template <class Element> struct score_rules {
     const int64_t* state = given.dropout_state;
     const uint64_t seed = state ? static_cast<uint64_t>(state[0]) : 0, offset = state ? static_cast<uint64_t>(state[1]) : 0;
     const auto word = [](uint64_t x) { return static_cast<uint32_t>(kittens::uniform(static_cast<int>(x))); };
-    return {word(seed), word(seed >> 32), word(offset), word(batch * heads + head)};
+    return {word(seed), word(seed >> 32), word(offset), word(batch * heads + head), given.dropout_threshold};
   }
-  // What a draw's word says of two weights: a half of ones where one is kept.
-  template <bool in_integers = false> KITTENS_INLINE auto verdict() const {
-    return [this](uint32_t word) { return kittens::halves_at_least<in_integers>(word, limits.limit) ^ limits.flip; };
-  }
-  // Weights that dropout does not keep become zero. In integers: else the forward of head dim 128 spills beside its soft cap.
+  // Weights that dropout does not keep become zero.
   template <int Keys> KITTENS_INLINE void drop(kittens::register_tile<Element, Keys>& weights, const dropout_rule& rule, score_place at) const {
-    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); }, verdict<true>());
+    keep_drawn(weights, [&](int row, int key) { return rule.draw(at.row + row, at.key + key); },
+               [&](uint32_t pair) { return dropout_verdict(pair, rule.complement); });
   }
 
  private:

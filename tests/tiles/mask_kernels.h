@@ -43,13 +43,13 @@ template <class Real, int C> struct hide_kernel {
 
 
 // What decides on eight elements: the bits 4 a + 2 b + e of a number. A pair is handed over with its bits as they are,
-// the verdict fills the halves of those that stay.
+// the verdict puts them where the operations look.
 struct drawn_bits {
   uint32_t bits;
   KITTENS_INLINE uint32_t pair(int a, int b) const { return (bits >> (4 * a + 2 * b) & 1) | (bits >> (4 * a + 2 * b + 1) & 1) << 16; }
 };
 struct drawn_verdict {
-  KITTENS_INLINE uint32_t operator()(uint32_t pair) const { return pair * 0xFFFF; }
+  KITTENS_INLINE uint32_t operator()(uint32_t pair) const { return pair << 15; }
 };
 
 // Tensor 0: 64 x C. Tensor 1: a number for each of its elements, of which those of the rows and columns that are asked

@@ -186,11 +186,6 @@ KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, F bits, std
         if (!(word >> r & 1)) t.d[(from + r) * C + c] = otherwise;
     }
 }
-// Each half is all ones where its low 15 bits are, as a number, not below the limit's.
-template <bool in_integers = false> KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
-  const uint32_t low = x & 0x7FFF, high = x >> 16 & 0x7FFF;
-  return (low >= (limit & 0xFFFF) ? 0xFFFFu : 0u) | (high >= limit >> 16 ? 0xFFFF0000u : 0u);
-}
 // A byte, 0 or 1, for each element of a tile of C columns.
 template <int C> struct register_bytes {
   unsigned char d[warpgroup_rows * C];
@@ -213,7 +208,7 @@ template <class Real, int C>
 KITTENS_INLINE void keep_where_transposed(register_tile<Real, C>& t, const register_bytes<C>& bytes, std::type_identity_t<Real> otherwise) {
   keep_where(t, bytes, otherwise);
 }
-// Elements that are not drawn become zero; draw and verdict as for negate_undrawn, but the halves of a verdict are all ones or 0.
+// Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
 template <class T, int C, class Draw, class Verdict>
 KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {
   static_assert(C % 16 == 0, "keep_drawn: a draw reaches over 16 columns");

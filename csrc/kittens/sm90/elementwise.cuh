@@ -53,16 +53,10 @@ template <int C, class F> KITTENS_INLINE void map_below(register_tile<float, C>&
       KITTENS_UNROLL for (int i = g; i < g + 16 && i < C / 2; i++)
         t.d[i] = f(row + 8 * ((i >> 1) & 1), 8 * (i / 4) + column + (i & 1), t.d[i]);
 }
-// Each half is all ones where its low 15 bits are, as a number, not below the limit's, which is at most 0x7C00: as numbers of 16 bits without
-// their signs both have the order of their bits, and what is no number is above all limits.
-// In integers it takes three instructions for one, and fewer registers.
-template <bool in_integers = false> KITTENS_INLINE uint32_t halves_at_least(uint32_t x, uint32_t limit) {
+// Each half is its top bit, 16 times over.
+KITTENS_INLINE uint32_t halves_of_signs(uint32_t x) {
   uint32_t r;
-  if constexpr (in_integers) {
-    asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(r) : "r"((x & 0x7FFF7FFFu) + (0x80008000u - limit)));  // each half is its top bit, 16 times over
-    return r;
-  }
-  asm("{ .reg .b32 y; abs.f16x2 y, %1; set.geu.u32.f16x2 %0, y, %2; }" : "=r"(r) : "r"(x), "r"(limit));
+  asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(r) : "r"(x));
   return r;
 }
 // x changes its sign where bit 15 of the verdict is 0, y where bit 31 is.
@@ -279,7 +273,7 @@ template <int C> KITTENS_INLINE void keep_where_transposed(register_tile<float, 
   KITTENS_UNROLL for (int i = 0; i < C / 64; i++) keep_of_lanes(t, 64 * i, bytes.bits(i), otherwise);
 }
 
-// Elements that are not drawn become zero; draw and verdict as for negate_undrawn, but the halves of a verdict are all ones or 0.
+// Elements that are not drawn become zero; draw and verdict as for negate_undrawn.
 template <class T, int C, class Draw, class Verdict>
   requires is_16_bit<T>
 KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdict) {
@@ -288,7 +282,7 @@ KITTENS_INLINE void keep_drawn(register_tile<T, C>& t, Draw draw, Verdict verdic
   KITTENS_UNROLL for (int from = 0; from < C; from += 16) {
     const auto drawn = draw(row, from + column);
     KITTENS_UNROLL for (int a = 0; a < 2; a++)
-      KITTENS_UNROLL for (int b = 0; b < 2; b++) t.d[from / 4 + 2 * b + a] &= verdict(drawn.pair(a, b));
+      KITTENS_UNROLL for (int b = 0; b < 2; b++) t.d[from / 4 + 2 * b + a] &= halves_of_signs(verdict(drawn.pair(a, b)));
   }
 }
 
