@@ -31,6 +31,8 @@ template <class Real> inline odd_function<Real> small_tanh(double factor, double
   for (int i = 0; i <= degree; i++, power *= scale * scale) p[i] *= power;
   for (int i = 0; i < degree; i++)  // in powers of x^2 + bias
     for (int k = degree - 1; k >= i; k--) p[k] -= bias * p[k + 1];
+  for (const double x : p)  // beyond floats: bias 0 again
+    if (!(x * x > 1e-72 && x * x < 1e72)) return f;
   f.bias = static_cast<Real>(bias);
   for (int i = 0; i <= degree; i++) f.coefficient[i] = static_cast<Real>(p[i]);
   return f;
