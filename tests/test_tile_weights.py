@@ -57,6 +57,46 @@ def test_weights(machine: Machine, family: str, element: str, sizes: tuple[int])
         assert_equal(f"load_rows({count})", loaded, expected[:, None].expand(64, 8))
 
 
+@on_every_machine("odd")
+@pytest.mark.parametrize("scale", [0.02, 3.0])
+def test_odd_functions(machine: Machine, family: str, element: str, sizes: tuple[int], scale: float) -> None:
+    """Warps decide for themselves; with double, for which the polynomial is not accurate, the answer is no."""
+    (columns,), real, dtype, device = sizes, REAL[element], DTYPES[element], machine.device
+    factor = 5.0
+    small = (torch.rand(64, columns, dtype=real) * 2 - 1) * 0.49 / scale
+    small[3, ::2] = 0.0
+    shift = torch.randn(64, dtype=real)
+    for large in (None, 0.8, float("inf"), float("nan")):
+        given = small.clone()
+        if large is not None:
+            given[37, 11] = large / scale
+        out = poisoned(3 * 64 * 8 + 2 * 64 * columns, device=device, dtype=real)
+        weights = poisoned(1, 1, 64, columns, device=device, dtype=dtype)
+        tensors = [given.to(device), shift.to(device), out, weights]
+        machine.run(name(family, element, sizes), tensors, reals=[factor, scale])
+        sums, first, second = out[: 3 * 64 * 8].view(3, 64, 8).cpu()
+        before, after = out[3 * 64 * 8 :].view(2, 64, columns).cpu()
+        assert_equal("the scores", before, given)
+        sure = torch.ones(64, dtype=torch.bool)
+        if large is not None:
+            sure[32:48] = False  # the warp of the large one; the others may have it as their answer, too
+            assert not first[~sure].any()
+            assert large != large or not second[~sure].any()
+        if real == torch.float64:
+            assert not first.any() and not second.any()
+        elif large is None:
+            assert first.all() and second.all()
+        exact = factor * torch.tanh(scale * given.double())
+        torch.testing.assert_close(
+            after[second[:, 0] == 1], exact[second[:, 0] == 1].to(real), rtol=2e-6, atol=0, equal_nan=True
+        )
+        assert_equal("what was too large", after[second[:, 0] == 0], given[second[:, 0] == 0])
+        taken, expected = first[:, 0] == 1, torch.exp2(exact - shift.double()[:, None])
+        torch.testing.assert_close(sums[taken][:, 0].double(), expected[taken].sum(-1), rtol=1e-5, atol=0)
+        rounding = 1e-5 + torch.finfo(dtype).eps / 2
+        torch.testing.assert_close(weights[0, 0].cpu()[taken].double(), expected[taken], rtol=rounding, atol=1e-7)
+
+
 @on_every_machine("terms")
 def test_terms(machine: Machine, family: str, element: str, sizes: tuple[int]) -> None:
     """Floats in every range come back from their terms to the last bits of the sum that they are in."""

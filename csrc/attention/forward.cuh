@@ -173,6 +173,18 @@ template <class C> struct forward_kernel {
             return (last < w.end_key ? last : w.end_key) - at.key;
           };
           const bool cut = first(63) > 0 || end(0) < C::block_n, masked = block.hides(wg);
+          // A row without a reference has seen no key yet.
+          const auto lacks_reference = [&] {
+            map(rescale, maximum, [](real m) { return -m; });
+            return block.first() || any_above(rescale, real(3.4e38));
+          };
+          const auto add_sums = [&] { map(sum, sum, block_sum, [](real a, real b) { return a + b; }); };
+          if constexpr (C::one_pass)  // a soft cap alone, of small scores: from the scores to the weights at once
+            if (p.rules.only_capped() && !cut && !masked && !lacks_reference() &&
+                exp2_odd_into(weights, scores, maximum, p.rules.cap_score, block_sum) && !any_above(block_sum, weight_limit<T>())) {
+              add_sums();
+              return;
+            }
           real factor = p.scale_log2;
           if (!p.rules.scores_are_plain()) {
             if (C::bias_early && block.first()) load_bias(w);
@@ -180,9 +192,7 @@ template <class C> struct forward_kernel {
           }
           if (cut) keep_columns(scores, first, end);
           if (masked) p.rules.hide(scores, at);
-          // A row without a reference has seen no key yet.
-          map(rescale, maximum, [](real m) { return -m; });
-          bool renew = block.first() || any_above(rescale, real(3.4e38));
+          bool renew = lacks_reference();
           if (!renew) {
             exp2_into(weights, scores, maximum, factor, block_sum);
             renew = any_above(block_sum, weight_limit<T>());
@@ -191,7 +201,7 @@ template <class C> struct forward_kernel {
             map(scores, [=](real x) { return x * factor; });
             renew_reference(block.first());
           } else {
-            map(sum, sum, block_sum, [](real a, real b) { return a + b; });
+            add_sums();
           }
           if (p.rules.given.dropout_state) p.rules.drop(weights, p.rules.dropout(w.batch, w.head, p.heads), at);
         }

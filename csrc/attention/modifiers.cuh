@@ -19,6 +19,7 @@ template <class Element> struct score_rules {
   score_modifiers given;
   tile_classes classes;
   real scale_log2, cap_scale, cap_log2, keep_scale;  // log2(e) scale; scale / c; log2(e) c, 0 without a soft cap
+  kittens::odd_function<real> cap_score, cap_tanh;   // cap_log2 tanh(cap_scale x), tanh(cap_scale x)
   int rows, keys, first_key;                         // of the caller's keys, no row sees those before first_key under the interval
   bool bias_has_pairs, mask_has_vectors;
 
@@ -31,6 +32,8 @@ template <class Element> struct score_rules {
     cap_scale = modifiers.softcap != 0 ? static_cast<real>(scale / modifiers.softcap) : real(0);
     cap_log2 = static_cast<real>(modifiers.softcap * 1.4426950408889634);
     keep_scale = static_cast<real>(modifiers.keep_scale);
+    cap_score = kittens::small_tanh<real>(modifiers.softcap * 1.4426950408889634, cap_scale);
+    cap_tanh = kittens::small_tanh<real>(1, cap_scale);
     bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 &&
                      reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
     mask_has_vectors = modifiers.mask && modifiers.mask_stride[3] == 1 && reinterpret_cast<uintptr_t>(modifiers.mask) % 16 == 0;
@@ -58,6 +61,9 @@ template <class Element> struct score_rules {
     if (!given.alibi_slopes) return real(0);
     return static_cast<const real*>(given.alibi_slopes)[batch * given.alibi_stride[0] + head * given.alibi_stride[1]] * log2_e;
   }
+
+  // Whether a soft cap is all that makes the scores of such a block something else, and nothing is dropped.
+  KITTENS_INLINE bool only_capped() const { return cap_log2 != real(0) && !given.bias && !given.alibi_slopes && !given.dropout_state; }
 
   // Whether the scores of a block of which every row sees all keys are scale q.k alone.
   KITTENS_INLINE bool scores_are_plain() const { return cap_log2 == real(0) && !given.bias && !given.alibi_slopes; }
@@ -108,7 +114,7 @@ template <class Element> struct score_rules {
   }
   // Scores become tanh(scale / c scores).
   template <int Keys> KITTENS_INLINE void cap(kittens::register_tile<real, Keys>& scores) const {
-    map(scores, [&](real x) { return kittens::tanh(x * cap_scale); });
+    if (!map_odd(scores, cap_tanh)) map(scores, [&](real x) { return kittens::tanh(x * cap_scale); });
   }
 
   // What the mask hides becomes -infinity.

@@ -2,6 +2,7 @@
 #pragma once
 #include "core/defines.h"
 #include "core/execution.h"
+#include "core/odd.h"
 #include "core/shapes.h"
 #if KITTENS_SM90
 #include "sm90/machine.cuh"

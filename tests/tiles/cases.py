@@ -52,6 +52,7 @@ FAMILIES: dict[str, Table] = {
     "exchange": {"bf16": [(64,), (96,), (128,)], **same(*OTHERS, sizes=[(128,)])},
     "ring": {"bf16": [(2,), (3,), (4,)], **same(*OTHERS, sizes=[(4,)])},
     "exp2_into": {"bf16": [(16,), (80,), (128,)], **same(*OTHERS, sizes=[(80,), (128,)])},
+    "odd": same(*EVERY, sizes=[(80,), (128,)]),
     "load": same(*EVERY, sizes=[(80,), (128,)]),
     "keep_drawn": same(*EVERY, sizes=[(64,), (128,)]),
     "riders": same(*EVERY, sizes=[(64,), (128,)]),

@@ -88,6 +88,8 @@ class kernel_list {
     add<load_kernel<T, 128>>("load", type_name<T>(), {128});
     add<exp2_kernel<T, 80>>("exp2_into", type_name<T>(), {80});
     add<exp2_kernel<T, 128>>("exp2_into", type_name<T>(), {128});
+    add<odd_kernel<T, 80>>("odd", type_name<T>(), {80});
+    add<odd_kernel<T, 128>>("odd", type_name<T>(), {128});
     add<drop_kernel<T, 64>>("keep_drawn", type_name<T>(), {64});
     add<drop_kernel<T, 128>>("keep_drawn", type_name<T>(), {128});
     add<rider_kernel<T, 64>>("riders", type_name<T>(), {64});

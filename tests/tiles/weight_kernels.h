@@ -98,5 +98,46 @@ template <class Real, int C> struct weight_kernel {
   }
 };
 
+// With f(x) = real 0 tanh(real 1 x): weights = exp2(f(t) - shift), then t = f(t), where t is small enough. Tensor 0: t, 64 x C; tensor 1: 64
+// shifts. Tensor 2: as 64 x 8 each the sums and whether t was small enough, to either; then t before and t after the second. Tensor 3: the weights.
+template <class T, int C> struct odd_kernel {
+  using real = accumulator<T>;
+  using tile = shared_tile<T, 64, C>;
+  static constexpr int warpgroups = 1;
+  struct params {
+    arguments a;
+    tile_map<tile> to;
+    odd_function<real> f;
+    const char* prepare() {
+      f = small_tanh<real>(a.reals[0], a.reals[1]);
+      return make_tile_map(to, a.tensors[3]);
+    }
+  };
+  struct shared {
+    tile through;
+  };
+
+  static KITTENS_KERNEL void run(const params& p, shared& s, cta) {
+    real* out = pointer<real>(p.a, 2);
+    register_tile<real, C> t;
+    register_tile<T, C> weights;
+    row_vector<real> shift, sums, small;
+    read(t, pointer<real>(p.a, 0));
+    read(shift, pointer<real>(p.a, 1));
+    fill(sums, real(0));
+    map_into(weights, t, [](real) { return real(0); });  // stays where t is too large
+    fill(small, exp2_odd_into(weights, t, shift, p.f, sums) ? real(1) : real(0));
+    row_sum_finish(sums);
+    write(out, sums);
+    write(out + 64 * 8, small);
+    write(out + 3 * 64 * 8, t);
+    fill(small, map_odd(t, p.f) ? real(1) : real(0));
+    write(out + 2 * 64 * 8, small);
+    write(out + 3 * 64 * 8 + 64 * C, t);
+    store_async(p.to, rows_of(s.through, 0), weights, {0, 0, 0});
+    store_wait_all();
+  }
+};
+
 }  // namespace KITTENS_MACHINE
 }  // namespace kittens_tests

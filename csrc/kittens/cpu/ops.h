@@ -379,6 +379,24 @@ KITTENS_NO_INLINE void exp2_into(register_tile<T, C>& weights, const register_ti
     sums.d[r] = total;
   }
 }
+// t = f(t) where all of t are small enough for it; else, and with double, for which it is not accurate, t stays as it is.
+template <class Real, int C> KITTENS_INLINE bool map_odd(register_tile<Real, C>& t, const odd_function<Real>& f) {
+  use(t, "map_odd");
+  if (sizeof(Real) == 8) return false;
+  for (int i = 0; i < warpgroup_rows * C; i++)
+    if (!(t.d[i] * t.d[i] < f.bias)) return false;
+  for (int i = 0; i < warpgroup_rows * C; i++) t.d[i] *= f.factor(t.d[i] * t.d[i] + f.bias);
+  return true;
+}
+// weights = exp2(f(t) - shift of the row), where all of t are small enough for f.
+template <class T, class Real, int C>
+KITTENS_INLINE bool exp2_odd_into(register_tile<T, C>& weights, const register_tile<Real, C>& t, const row_vector<Real>& shift,
+                                  const odd_function<Real>& f, row_vector<Real>& sums) {
+  register_tile<Real, C> small = t;
+  if (!map_odd(small, f)) return false;
+  exp2_into(weights, small, shift, Real(1), sums);
+  return true;
+}
 
 // Whether a value is above the limit or NaN
 template <class T> KITTENS_INLINE bool any_above(const row_vector<T>& v, std::type_identity_t<T> limit) {

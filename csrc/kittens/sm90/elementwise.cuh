@@ -1,5 +1,6 @@
 // Elementwise operations, reductions along rows, and conversion.
 #pragma once
+#include "../core/odd.h"
 #include "types.cuh"
 
 namespace kittens {
@@ -313,15 +314,14 @@ KITTENS_INLINE void row_sum_finish(row_vector<float>& v) {
   }
 }
 
-// weights = exp2(t * scale - shift), rounded; sums = this thread's share of the row sums. t stays as it was.
-template <class T, int C>
-KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift, float scale,
-                              row_vector<float>& sums) {
+// weights = exp2(exponent(r, x)), rounded; sums = this thread's share of the row sums. r: which of the thread's two rows.
+template <class T, int C, class Exponent>
+KITTENS_INLINE void exp2_of(register_tile<T, C>& weights, const register_tile<float, C>& t, row_vector<float>& sums, Exponent exponent) {
   float share[4] = {0, 0, 0, 0};
   KITTENS_UNROLL for (int i = 0; i < C / 2; i += 4) {
     float e[4];
     KITTENS_UNROLL for (int k = 0; k < 4; k++) {
-      e[k] = kittens::exp2(fmaf(t.d[i + k], scale, -shift.d[k / 2]));
+      e[k] = kittens::exp2(exponent(k / 2, t.d[i + k]));
       share[k] += e[k];
     }
     weights.d[i / 2] = pack<T>(e[0], e[1]);
@@ -329,6 +329,34 @@ KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<
   }
   sums.d[0] = share[0] + share[1];
   sums.d[1] = share[2] + share[3];
+}
+// weights = exp2(t * scale - shift), rounded; sums = this thread's share of the row sums. t stays as it was.
+template <class T, int C>
+KITTENS_INLINE void exp2_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift, float scale,
+                              row_vector<float>& sums) {
+  exp2_of(weights, t, sums, [&](int r, float x) { return fmaf(x, scale, -shift.d[r]); });
+}
+// weights = exp2(f(t) - shift) with the odd function f, where all of t are small enough for it; the same in the whole warp. f(x) = x P(x^2 + bias):
+// x^2 + bias has the exponent of bias, a power of two, exactly where x^2 < bias, so the bits of all sums together show whether all are.
+template <class T, int C>
+KITTENS_INLINE bool exp2_odd_into(register_tile<T, C>& weights, const register_tile<float, C>& t, const row_vector<float>& shift,
+                                  const odd_function<float>& f, row_vector<float>& sums) {
+  uint32_t bits = 0;
+  exp2_of(weights, t, sums, [&](int r, float x) {
+    const float w = fmaf(x, x, f.bias);
+    bits |= __float_as_uint(w);
+    return fmaf(x, f.factor(w), -shift.d[r]);
+  });
+  return __all_sync(~0u, bits < __float_as_uint(f.bias + f.bias));
+}
+// t = f(t) where all of t are small enough for it, as above; else t stays as it is. By their maximum: sums that were made to look at would be kept,
+// in a register for each element, to be used again. A NaN is not in a maximum, and stays one.
+template <int C> KITTENS_INLINE bool map_odd(register_tile<float, C>& t, const odd_function<float>& f) {
+  float largest = 0;
+  KITTENS_UNROLL for (int i = 0; i < C / 2; i++) largest = fmaxf(largest, fabsf(t.d[i]));
+  const bool small = __all_sync(~0u, largest * largest < f.bias);
+  if (small) KITTENS_UNROLL for (int i = 0; i < C / 2; i++) t.d[i] *= f.factor(fmaf(t.d[i], t.d[i], f.bias));
+  return small;
 }
 
 // True where a value of this warp's rows is above the limit or NaN: warps decide one by one.
