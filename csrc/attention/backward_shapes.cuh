@@ -70,13 +70,14 @@ template <class C> struct backward_tiles {
 };
 
 // The barriers of a kernel's four rings and its mailbox, ready for all.
-template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens::cta cta, int consumers) {
+// `threads` more receive messages.
+template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens::cta cta, int consumers, int threads = 0) {
   if (cta.warpgroup == 0 && cta.elect()) {
     s.query_flags.init(consumers);
     s.gradient_flags.init(consumers);
     s.key_flags.init(consumers);
     s.value_flags.init(consumers);
-    s.mail.init(consumers);
+    s.mail.init(consumers, threads);
   }
   cta.publish_barriers();
   cta.await_earlier_launches();
@@ -151,6 +152,7 @@ template <class C> struct backward_key_params : backward_problem<C>, travelling_
   int steps;        // query blocks of a head
   int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
   const kittens::term_pair* terms;  // in the place of logsumexp2 and delta, where a kernel folds
+  int* turns;                       // (batch, head, step): how many tiles of keys have added their dQ; null where they add in any order
 
   // Modified: the classes of the keys of consumer `part` by the rows of a step.
   template <class Work> KITTENS_INLINE unsigned classes_of(const Work& w, int head, int block, int part) const {
