@@ -52,7 +52,7 @@ class launch_turns {
 
  private:
   void look_for_deadlock() {
-    if (asleep_ == 0 || asleep_ < running_) return;
+    if (failed_ || asleep_ == 0 || asleep_ < running_) return;
     dead_ = true;
     changed_.notify_all();
   }

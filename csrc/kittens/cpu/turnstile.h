@@ -59,10 +59,10 @@ struct visitor {
 
   visitor(turnstile& s) : stile(s) {}
   void enter() {
-    stile.open[at.stage].wait(at.phase);
 #if KITTENS_CHECKED
     runtime::visit_begins();
 #endif
+    stile.open[at.stage].wait(at.phase);
   }
   void leave() {
 #if KITTENS_CHECKED
