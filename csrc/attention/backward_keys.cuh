@@ -5,11 +5,12 @@
 //   S^T = K Q^T    P^T = exp2(scale_log2 S^T - logsumexp2)    dV += P^T dO
 //   dP^T = V dO^T  dS^T = P^T (dP^T - delta)                  dK += dS^T Q   (times scale at the end)
 // SumsQuery: dS^T also goes through shared memory, where the keys of both warpgroups meet for dQ += dS K, which is added up in memory as floats.
-// Otherwise the warpgroups do not meet at all. InOrder: the tiles of keys of a head take turns at adding (backward_turns.cuh). Late: a step makes dQ of the step before it, so that a warpgroup may be most of a step ahead of the
-// other, and its exponentials run under the other's products (head_dim 128, full, 16k keys: 602 against 562 TFLOP/s).
+// Otherwise the warpgroups do not meet at all. InOrder: tiles of keys take turns at adding, so that dQ is the same at every run (backward_turns.cuh).
+// Late: a step makes dQ of the step before it, so that a warpgroup may be most of a step ahead of the other, and its exponentials run under the other's
+// products (head_dim 128, full, 16k keys: 602 against 562 TFLOP/s).
 //
 // Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barriers `meet`: both have stored dS; late, `stored + 2 w + t`:
-// warpgroup w has stored dS in buffer t, and has read the other buffer.
+// warpgroup w has stored dS in buffer t, and has read the other buffer. InOrder: the turnstile.
 #pragma once
 #include "backward_modifiers.cuh"
 #include "backward_row_values.cuh"
