@@ -97,7 +97,7 @@ template <class C, class Shared, bool InOrder = false> struct backward_keys_prod
         }
       } else {
         KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
-          KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) load_step(head, i, false);
+          KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) load_step(head, InOrder ? w.first + w.end - 1 - i : i, false);
       }
       tile = p.counter ? take_tile(p.counter, cta) - (InOrder ? cta.count : 0) : w.tile + cta.count;
     }
@@ -167,12 +167,12 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      const backward_key_blocks<C> blocks(p, w);
+      const backward_key_blocks<C, InOrder> blocks(p, w);
       const auto sums_at = [&](int head, int i) {
         return sums_of_query(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg) * C::query_sum_tile);
       };
       const int first_head = uniform(w.head * p.group);
-      sums_of_query sums = sums_at(first_head, blocks.first - 1);
+      sums_of_query sums = sums_at(first_head, blocks.first - blocks.way);
       [[maybe_unused]] int ahead = p.sum_step;  // late: from the sums added last to those of the step whose dQ is still to make
       register_tile<real, C::query_sum_columns> query_gradient;
       auto make_query_gradient = [&](auto& ds) {
@@ -265,7 +265,8 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
             sums.advance(late ? ahead : p.sum_step);
             add_query_gradient();
           }
-          if constexpr (late) ahead = i == blocks.first && head != first_head ? (p.steps - (blocks.end - 1 - blocks.first)) * p.sum_step : p.sum_step;
+          if constexpr (late)
+            ahead = i == blocks.first && head != first_head ? (blocks.way * p.steps - blocks.last_from_first()) * p.sum_step : p.sum_step;
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -283,7 +284,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       constexpr std::false_type no;
       constexpr backward_kind<backward_block::plain> plain;
       constexpr backward_kind<backward_block::cut> cut;
-      const bool any = blocks.first < blocks.end;
+      const bool any = blocks.before(blocks.first, blocks.end);
       if constexpr (C::modified) {
         const int beyond = w.key + C::block_k;
         const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && beyond <= p.keys_of(w.batch);
@@ -303,7 +304,8 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       } else {
         if constexpr (late)
           if (any) {
-            if (blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
+            if (InOrder ? blocks.first > blocks.plain_first || blocks.first <= blocks.plain_end
+                        : blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
               step(next_query(), first_head, blocks.first, cut, yes);
             else
               step(next_query(), first_head, blocks.first, plain, yes);
@@ -312,11 +314,11 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
           const int head = first_head + n;
           int i = blocks.first;
           if constexpr (!late)
-            if (n > 0) sums = sums_at(head, i - 1);
-          if (late && n == 0 && any) i++;
-          for (; i < blocks.plain_first; i++) step(next_query(), head, i, cut, no);
-          for (; i < blocks.plain_end; i++) step(next_query(), head, i, plain, no);
-          for (; i < blocks.end; i++) step(next_query(), head, i, cut, no);
+            if (n > 0) sums = sums_at(head, i - blocks.way);
+          if (late && n == 0 && any) i += blocks.way;
+          for (; blocks.before(i, blocks.plain_first); i += blocks.way) step(next_query(), head, i, cut, no);
+          for (; blocks.before(i, blocks.plain_end); i += blocks.way) step(next_query(), head, i, plain, no);
+          for (; blocks.before(i, blocks.end); i += blocks.way) step(next_query(), head, i, cut, no);
         }
       }
       if constexpr (late)

@@ -3,6 +3,9 @@
 // Beside the thread that loads, two threads of the producer's warpgroup walk the steps that the consumers walk: one waits for the tile's turn at each
 // and opens the turnstile, the other one passes the turn on when both consumers have left. A tile waits for tiles of lower numbers alone, and numbers
 // come from the counter in the order in which CTAs begin tiles, so that the lowest tile at work never waits.
+//
+// Steps are visited from the last one to the first: of two tiles that begin together under a causal mask the one that goes first would else come to
+// the other's first step two or so later, and all those behind it wait in a row.
 #pragma once
 #include "backward_shapes.cuh"
 
@@ -32,7 +35,7 @@ template <class C, class Shared> struct backward_turns {
       const int first = w.first, end = w.end, tile = w.key / C::block_k, left = p.mask.left;
       int* of_head = p.turns + (w.batch * p.heads + w.head * p.group) * p.steps;
       KITTENS_NO_UNROLL for (int n = 0; n < p.group; n++) {
-        KITTENS_NO_UNROLL for (int i = first; i < end; i++) {
+        KITTENS_NO_UNROLL for (int i = end - 1; i >= first; i--) {
           // The first row of a step sees the first keys that any of its rows does, and each tile from theirs on to this one visits the step.
           const int first_key = i * C::block_q - left;
           visit(of_head + i, tile - (first_key > 0 ? first_key / C::block_k : 0));

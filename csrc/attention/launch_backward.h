@@ -105,7 +105,7 @@ template <class C> struct backward_launch {
       if ((error = map_bias(p.bias))) return error;
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
-    p.sum_step = 2 * C::query_sum_tile;
+    p.sum_step = a.query_turns ? -2 * C::query_sum_tile : 2 * C::query_sum_tile;
     p.terms = static_cast<const kittens::term_pair*>(a.terms);
     p.turns = a.query_turns;
     return kittens::launch<Kernel>(p, a.key_grid, execution);

@@ -61,15 +61,15 @@ struct closer {
 // Every warpgroup that adds.
 struct visitor {
   turnstile& stile;
-  ring_position<turnstile::visits> at{0, 0};
+  int visits = 0;  // one counter: a step has few registers to spare
 
   KITTENS_INLINE visitor(turnstile& s) : stile(s) {}
-  KITTENS_INLINE void enter() { stile.open[at.stage].wait(at.phase); }
+  KITTENS_INLINE void enter() { stile.open[visits & 1].wait(visits >> 1 & 1); }
   // Each warp for itself, since additions are under way when it goes.
   KITTENS_INLINE void leave() {
     __syncwarp();
-    if (thread::lane() == 0) stile.left[at.stage].arrive();
-    at.advance();
+    if (thread::lane() == 0) stile.left[visits & 1].arrive();
+    visits++;
   }
 };
 
