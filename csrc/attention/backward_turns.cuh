@@ -4,8 +4,8 @@
 // and opens the turnstile, the other one passes the turn on when both consumers have left. A tile waits for tiles of lower numbers alone, and numbers
 // come from the counter in the order in which CTAs begin tiles, so that the lowest tile at work never waits.
 //
-// Steps are visited from the last one to the first: of two tiles that begin together under a causal mask the one that goes first would else come to
-// the other's first step two or so later, and all those behind it wait in a row.
+// Steps are visited from the last one to the first. Upwards, under a causal mask, a tile would begin a step or two before the first one of the tile
+// behind it, which would wait meanwhile, and so would all in a row of tiles that begin together.
 #pragma once
 #include "backward_shapes.cuh"
 
