@@ -128,6 +128,7 @@ PYBIND11_MODULE(_plan, m) {
       .def_property_readonly("block_q", [](const backward_plan& p) { return p.row.block_q; })
       .def_property_readonly("block_k", [](const backward_plan& p) { return p.row.block_k(); })
       .def_readonly("sums_query", &backward_plan::sums_query)
+      .def_readonly("in_order", &backward_plan::in_order)
       .def_readonly("workspace_values", &backward_plan::workspace_values)
       .def_readonly("shared_bytes", &backward_plan::shared_bytes)
       .def_readonly("key_grid", &backward_plan::key_grid)

@@ -118,7 +118,8 @@ def wrong_forward(device: str) -> Iterator[str]:
         yield from errors(f"forward, one row, head_dim {head_dim}", (output,), exact, plain)
 
 
-# Who makes dQ: the kernel that owns keys, where its configuration has sums, or the one that owns queries.
+# Who makes dQ: the kernel that owns keys, where its configuration has sums, in any order or a fixed one, or the one
+# that owns queries.
 WAYS: tuple[tuple[str, tuple[bool, bool, bool], bool], ...] = (
     ("default", (True, True, True), False),
     ("deterministic", (True, True, True), True),

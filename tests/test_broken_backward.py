@@ -18,7 +18,7 @@ from kittens_torch import reference
 
 pytestmark = pytest.mark.skipif(shutil.which(CXX[0]) is None, reason=f"no C++ compiler: {CXX[0]} is not found")
 SEEDS = range(4)
-KEYS, ROLES, FOLDED = 0, 1, 2  # rows of the small table
+KEYS, ROLES, FOLDED, IN_ORDER = 0, 1, 2, 3  # rows of the small table, and the third one in order
 WAIT = "          mma_wait<1>();\n          mma_done(value_gradient);\n"
 RELEASE = "          gradient.release();\n"
 # Where dQ is summed; without sums the two lines above are there again.
@@ -66,6 +66,41 @@ BROKEN = {
         "kittens::mma_begin(scores, minus.logsumexp);",
         "kittens::mma_begin(scores);",
         r"product on register_tile<minus_terms, 16> .*, which mma_begin has not named",
+    ),
+    "added without the turn": (
+        "backward_keys.cuh",
+        IN_ORDER,
+        "        visits.enter();\n",
+        "",
+        r"tile_sums::add by a warpgroup that has not entered the turnstile at shared",
+    ),
+    "turn kept": (
+        "backward_keys.cuh",
+        IN_ORDER,
+        "        visits.leave();\n",
+        "",
+        r"enter of the turnstile at shared.*, which this warpgroup has not left",
+    ),
+    "a turn too late": (
+        "backward_turns.cuh",
+        IN_ORDER,
+        "tile - (first_key > 0 ? first_key / C::block_k : 0)",
+        "tile + (i == 1)",
+        r"deadlock: .*waits for turn 1 of a place where 0 visits have ended",
+    ),
+    "turns passed on in another order": (
+        "backward_turns.cuh",
+        IN_ORDER,
+        "[&](int* ended, int) { turns.close(ended); }",
+        "[&](int* ended, int) { turns.close(ended == p.turns ? ended + 1 : ended); }",
+        r"closer::close of a place whose turn is not the one opened first",
+    ),
+    "first tiles by index": (
+        "backward_keys.cuh",
+        IN_ORDER,
+        "InOrder && p.counter ? take_tile(p.counter, cta) - cta.count : cta.index",
+        "cta.index",
+        r"opener::open for turn 0 of a place where 1 visits have ended: that turn is over",
     ),
     "weights read too early": (
         "backward_roles.cuh",
@@ -128,7 +163,7 @@ def run(library: ctypes.CDLL, row: int, seed: int) -> tuple[str | None, bool]:
     return error, all(bool(((a - b.grad).abs() < 1e-4).all()) for a, b in zip(grads, exact, strict=True))
 
 
-@pytest.mark.parametrize("row", [KEYS, ROLES, FOLDED])
+@pytest.mark.parametrize("row", [KEYS, ROLES, FOLDED, IN_ORDER])
 def test_backward_is_right(libraries: dict[str, ctypes.CDLL], row: int) -> None:
     for seed in SEEDS:
         error, right = run(libraries["none"], row, seed)

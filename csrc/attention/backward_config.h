@@ -12,7 +12,7 @@ struct backward_row {
   int block_q;      // query rows of its step
   int stages;       // its Q and dO tiles in flight
   int tile_stages;  // its K and V tiles in flight; 2: those of the next tile load early
-  // From so many visible keys a query row on, on average, it also adds up dQ in memory, in no fixed order; below, and at 0 always, the kernel
+  // From so many visible keys a query row on, on average, it also adds up dQ in memory, in any order or a fixed one; below, and at 0 always, the kernel
   // that owns queries makes dQ: that costs two products more, but no clearing, adding and reading of sums.
   int sums_from;
   // The kernel that owns 128 query rows (dQ).

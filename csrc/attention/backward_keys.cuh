@@ -5,14 +5,16 @@
 //   S^T = K Q^T    P^T = exp2(scale_log2 S^T - logsumexp2)    dV += P^T dO
 //   dP^T = V dO^T  dS^T = P^T (dP^T - delta)                  dK += dS^T Q   (times scale at the end)
 // SumsQuery: dS^T also goes through shared memory, where the keys of both warpgroups meet for dQ += dS K, which is added up in memory as floats.
-// Otherwise the warpgroups do not meet at all. Late: a step makes dQ of the step before it, so that a warpgroup may be most of a step ahead of the
-// other, and its exponentials run under the other's products (head_dim 128, full, 16k keys: 602 against 562 TFLOP/s).
+// Otherwise the warpgroups do not meet at all. InOrder: tiles of keys take turns at adding, so that dQ is the same at every run (backward_turns.cuh).
+// Late: a step makes dQ of the step before it, so that a warpgroup may be most of a step ahead of the other, and its exponentials run under the other's
+// products (head_dim 128, full, 16k keys: 602 against 562 TFLOP/s).
 //
 // Barriers: full/empty mbarriers per stage of the K, V, Q and dO rings; the mailbox; named barriers `meet`: both have stored dS; late, `stored + 2 w + t`:
-// warpgroup w has stored dS in buffer t, and has read the other buffer.
+// warpgroup w has stored dS in buffer t, and has read the other buffer. InOrder: the turnstile.
 #pragma once
 #include "backward_modifiers.cuh"
 #include "backward_row_values.cuh"
+#include "backward_turns.cuh"
 
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
@@ -21,7 +23,7 @@ template <class C> struct backward_score_gradients {
   kittens::shared_tile<typename C::element, C::block_k, C::block_q> tile[2];
 };
 
-template <class C, bool SumsQuery, bool Folds> struct backward_keys_shared {
+template <class C, bool SumsQuery, bool Folds, bool InOrder> struct backward_keys_shared {
   using shapes = backward_tiles<C>;
   // First, with shared memory behind each stage: a product takes a row's eight columns twice, which compute-sanitizer counts as twice the bytes.
   backward_row_values<C, Folds> rows;
@@ -35,6 +37,7 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_shared {
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
   kittens::ring_flags<C::stages, !Folds> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
+  kittens::optional_tile<kittens::turnstile, InOrder> turnstile;
 };
 
 // How a step makes weights of scores: all are visible; the interval hides some; the bool mask does, and nothing else is to be done; whatever
@@ -50,7 +53,8 @@ template <class Real, bool masked> struct backward_score_gradient {
 };
 
 // The producer of both kernels that own keys: for each tile K and V, then Q and dO of every step, each with its vector.
-template <class C, class Shared> struct backward_keys_producer {
+// InOrder: every tile comes from the counter, so that CTAs begin tiles in the order of their numbers.
+template <class C, class Shared, bool InOrder = false> struct backward_keys_producer {
   static KITTENS_KERNEL void run(const backward_key_params<C>& p, Shared& s, kittens::cta cta) {
     using namespace kittens;
     producer key(s.key, s.key_flags);
@@ -58,7 +62,7 @@ template <class C, class Shared> struct backward_keys_producer {
     producer query(s.query, s.query_flags);
     producer gradient(s.gradient, s.gradient_flags);
     sender mail(s.mail);
-    int tile = cta.index;
+    int tile = InOrder && p.counter ? take_tile(p.counter, cta) - cta.count : cta.index;
     while (tile < p.tiles) {
       const backward_key_work<C>& w = mail.make(p, tile);
       key.follow(mail);  // registers are scarce here
@@ -93,9 +97,9 @@ template <class C, class Shared> struct backward_keys_producer {
         }
       } else {
         KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
-          KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) load_step(head, i, false);
+          KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) load_step(head, InOrder ? w.first + w.end - 1 - i : i, false);
       }
-      tile = p.counter ? take_tile(p.counter, cta) : w.tile + cta.count;
+      tile = p.counter ? take_tile(p.counter, cta) - (InOrder ? cta.count : 0) : w.tile + cta.count;
     }
     mail.send({});
     if (p.counter) retire(p.counter, cta);
@@ -110,10 +114,11 @@ template <class C, class Shared> struct backward_keys_producer {
   }
 };
 
-template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
+template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct backward_keys_kernel {
   using params = backward_key_params<C>;
-  using shared = backward_keys_shared<C, SumsQuery, Folds>;
-  static constexpr int consumers = 2, warpgroups = consumers + 1;
+  using shared = backward_keys_shared<C, SumsQuery, Folds, InOrder>;
+  using turns = backward_turns<C, shared>;
+  static constexpr int consumers = 2, warpgroups = consumers + 1, elected = InOrder ? 1 + turns::threads : 1;
   static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
@@ -125,11 +130,15 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
     // At 128 queries a step dQ in its own step is the faster one (head_dim 64, full, 16k keys: 548 against 521 TFLOP/s).
     constexpr bool late = SumsQuery && C::block_q == 64;
     static_assert(!SumsQuery || !C::modified, "sums_query: the modified class makes dQ by its owner");
-    backward_barriers(s, cta, consumers);
+    static_assert(!InOrder || SumsQuery, "in order: there are sums");
+    if constexpr (InOrder)
+      if (cta.warpgroup == 0 && cta.elect()) s.turnstile.tile.init(consumers);
+    backward_barriers(s, cta, consumers, elected - 1);
 
     if (cta.warpgroup == 0) {
       cta.template give_registers<C::producer_registers>();
-      if (cta.elect()) backward_keys_producer<C, shared>::run(p, s, cta);
+      if (cta.elect()) backward_keys_producer<C, shared, InOrder>::run(p, s, cta);
+      if constexpr (InOrder) turns::run(p, s, cta);
       return;
     }
 
@@ -148,6 +157,7 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
     // queries the register is worth more (head_dim 64, full, 16k keys: 478 against 512 TFLOP/s).
     using sums_of_query = tile_sums<real, C::block_q == 64>;
     int turn = 0;  // which of the two buffers dS goes through
+    backward_visits<InOrder> visits(s);
 
     while (mail.wait().key >= 0) {
       const backward_key_work<C>& w = mail.current();
@@ -157,12 +167,12 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
-      const backward_key_blocks<C> blocks(p, w);
+      const backward_key_blocks<C, InOrder> blocks(p, w);
       const auto sums_at = [&](int head, int i) {
         return sums_of_query(p.query_sum + (((static_cast<int64_t>(w.batch) * p.heads + head) * p.steps + i) * 2 + wg) * C::query_sum_tile);
       };
       const int first_head = uniform(w.head * p.group);
-      sums_of_query sums = sums_at(first_head, blocks.first - 1);
+      sums_of_query sums = sums_at(first_head, blocks.first - blocks.way);
       [[maybe_unused]] int ahead = p.sum_step;  // late: from the sums added last to those of the step whose dQ is still to make
       register_tile<real, C::query_sum_columns> query_gradient;
       auto make_query_gradient = [&](auto& ds) {
@@ -170,6 +180,12 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
         mma_AtB(query_gradient, columns_of(ds, C::split_columns ? 0 : mine),
                 columns_of(k, C::split_columns ? mine / 64 * C::query_sum_columns : 0), 0);
         mma_commit();
+      };
+
+      auto add_query_gradient = [&] {
+        visits.enter();
+        sums.add(query_gradient);
+        visits.leave();
       };
 
       [[maybe_unused]] const real keep_scale = p.keep_scale();
@@ -247,9 +263,10 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
           if constexpr (!late || !first) {
             mma_done(query_gradient);
             sums.advance(late ? ahead : p.sum_step);
-            sums.add(query_gradient);
+            add_query_gradient();
           }
-          if constexpr (late) ahead = i == blocks.first && head != first_head ? (p.steps - (blocks.end - 1 - blocks.first)) * p.sum_step : p.sum_step;
+          if constexpr (late)
+            ahead = i == blocks.first && head != first_head ? (blocks.way * p.steps - blocks.last_from_first()) * p.sum_step : p.sum_step;
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -267,7 +284,7 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
       constexpr std::false_type no;
       constexpr backward_kind<backward_block::plain> plain;
       constexpr backward_kind<backward_block::cut> cut;
-      const bool any = blocks.first < blocks.end;
+      const bool any = blocks.before(blocks.first, blocks.end);
       if constexpr (C::modified) {
         const int beyond = w.key + C::block_k;
         const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && beyond <= p.keys_of(w.batch);
@@ -287,7 +304,8 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
       } else {
         if constexpr (late)
           if (any) {
-            if (blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
+            if (InOrder ? blocks.first > blocks.plain_first || blocks.first <= blocks.plain_end
+                        : blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
               step(next_query(), first_head, blocks.first, cut, yes);
             else
               step(next_query(), first_head, blocks.first, plain, yes);
@@ -296,11 +314,11 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
           const int head = first_head + n;
           int i = blocks.first;
           if constexpr (!late)
-            if (n > 0) sums = sums_at(head, i - 1);
-          if (late && n == 0 && any) i++;
-          for (; i < blocks.plain_first; i++) step(next_query(), head, i, cut, no);
-          for (; i < blocks.plain_end; i++) step(next_query(), head, i, plain, no);
-          for (; i < blocks.end; i++) step(next_query(), head, i, cut, no);
+            if (n > 0) sums = sums_at(head, i - blocks.way);
+          if (late && n == 0 && any) i += blocks.way;
+          for (; blocks.before(i, blocks.plain_first); i += blocks.way) step(next_query(), head, i, cut, no);
+          for (; blocks.before(i, blocks.plain_end); i += blocks.way) step(next_query(), head, i, plain, no);
+          for (; blocks.before(i, blocks.end); i += blocks.way) step(next_query(), head, i, cut, no);
         }
       }
       if constexpr (late)
@@ -311,7 +329,7 @@ template <class C, bool SumsQuery, bool Folds> struct backward_keys_kernel {
           mma_wait<0>();
           mma_done(query_gradient);
           sums.advance(ahead);
-          sums.add(query_gradient);
+          add_query_gradient();
         }
 
       if constexpr (SumsQuery) meet.sync();  // the other warpgroup, too, is done with K: the gradients leave through the buffers of K and V

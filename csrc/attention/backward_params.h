@@ -23,6 +23,9 @@ struct backward_arguments {
   kittens::tensor_view grad_bias = {};                 // the bias's own sizes, 1 where it is broadcast; data null where it is not asked for
   int bias_grid = 0;
   void* terms = nullptr;                               // workspace of 16 bytes for each of these rows, where backward_plan::folds says so
+  // Workspace, cleared: a number for each step of a head, where the tiles of keys take turns at adding to query_sum. Null: they add in any order.
+  // Without a key_counter all CTAs must then run at the same time.
+  int* query_turns = nullptr;
 };
 
 // Launches the kernels of one (element type, configuration), or returns an error text. Null if it went well.

@@ -70,13 +70,14 @@ template <class C> struct backward_tiles {
 };
 
 // The barriers of a kernel's four rings and its mailbox, ready for all.
-template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens::cta cta, int consumers) {
+// `threads` more receive messages.
+template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens::cta cta, int consumers, int threads = 0) {
   if (cta.warpgroup == 0 && cta.elect()) {
     s.query_flags.init(consumers);
     s.gradient_flags.init(consumers);
     s.key_flags.init(consumers);
     s.value_flags.init(consumers);
-    s.mail.init(consumers);
+    s.mail.init(consumers, threads);
   }
   cta.publish_barriers();
   cta.await_earlier_launches();
@@ -149,8 +150,9 @@ template <class C> struct backward_key_params : backward_problem<C>, travelling_
   bool need_key, need_value;
   real* query_sum;  // (batch, head, step, 64-row tile or half of its columns) in private order
   int steps;        // query blocks of a head
-  int sum_step;     // values of query_sum from a step to the next: the two warpgroups' tiles
+  int sum_step;     // values of query_sum from a step to the one that is visited next: the two warpgroups' tiles, there or back
   const kittens::term_pair* terms;  // in the place of logsumexp2 and delta, where a kernel folds
+  int* turns;                       // (batch, head, step): how many tiles of keys have added their dQ; null where they add in any order
 
   // Modified: the classes of the keys of consumer `part` by the rows of a step.
   template <class Work> KITTENS_INLINE unsigned classes_of(const Work& w, int head, int block, int part) const {
@@ -211,8 +213,10 @@ template <class C> struct backward_key_work {
   }
 };
 
-// Of the query blocks that see a tile of keys, those of plain_first <= i < plain_end see all of it.
-template <class C> struct backward_key_blocks {
+// Of the query blocks that see a tile of keys, those of plain_first <= i < plain_end see all of it. FromLast: they are visited from the last one down,
+// and the four are where such a walk comes to first, or no more.
+template <class C, bool FromLast = false> struct backward_key_blocks {
+  static constexpr int way = FromLast ? -1 : 1;
   int first, end, plain_first, plain_end;
 
   KITTENS_INLINE backward_key_blocks(const backward_key_params<C>& p, const backward_key_work<C>& w)
@@ -225,7 +229,16 @@ template <class C> struct backward_key_blocks {
     if (beyond > p.mask.length_k) plain_first = plain_end = end;
     plain_first = plain_first < first ? first : plain_first > end ? end : plain_first;
     plain_end = plain_end > end ? end : plain_end < plain_first ? plain_first : plain_end;
+    if constexpr (FromLast) {
+      const int from = end - 1, plain_from = plain_end - 1;
+      end = first - 1;
+      plain_end = plain_first - 1;
+      first = from;
+      plain_first = plain_from;
+    }
   }
+  static KITTENS_INLINE bool before(int i, int stop) { return FromLast ? i > stop : i < stop; }
+  KITTENS_INLINE int last_from_first() const { return FromLast ? first - end - 1 : end - 1 - first; }
 };
 
 // Whether row i sees key j, for a tile of keys x queries that starts at (key, row).

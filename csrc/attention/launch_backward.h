@@ -7,12 +7,10 @@
 namespace kittens_torch {
 inline namespace KITTENS_MACHINE {
 
-// Heads whose streamed tensors fit 32 of the H200's 60 MB second-level cache together: a power of two, so that heads divide evenly. One, where
-// tiles of a head are of one length: they then start side by side.
-inline int heads_that_share_l2(const interval_mask& mask, int64_t heads, int64_t bytes_per_head) {
+// Heads whose streamed tensors fit 32 of the H200's 60 MB second-level cache together: a power of two, so that heads divide evenly.
+inline int heads_that_share_l2(int64_t heads, int64_t bytes_per_head) {
   int64_t count = 1;
-  if (!is_open(mask))
-    while (count * 2 <= heads && count * 2 * bytes_per_head <= int64_t(32) << 20) count *= 2;
+  while (count * 2 <= heads && count * 2 * bytes_per_head <= int64_t(32) << 20) count *= 2;
   return static_cast<int>(count);
 }
 
@@ -24,8 +22,8 @@ template <class C> struct backward_launch {
   const int length_q = static_cast<int>(a.query.size[2]);
   const int64_t columns = a.query.size[3] + a.value.size[3];
 
-  template <bool SumsQuery, bool Folds>
-  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C>, backward_keys_kernel<C, SumsQuery, Folds>>;
+  template <bool SumsQuery, bool Folds, bool InOrder = false>
+  using keys_kernel = std::conditional_t<C::row.roles, backward_roles_kernel<C>, backward_keys_kernel<C, SumsQuery, Folds, InOrder>>;
 
   // A view with fewer keys: what no row sees is outside the tensor, so it is neither loaded nor written.
   kittens::tensor_view seen(kittens::tensor_view view) const {
@@ -46,7 +44,9 @@ template <class C> struct backward_launch {
     p.padded_q = a.padded_q;
     p.tiles_per_head = tiles_per_head;
     p.tiles = tiles_per_head * tile_heads * batch;
-    p.heads_in_l2 = heads_that_share_l2(a.mask, static_cast<int64_t>(batch) * tile_heads, bytes_per_head);
+    // Tiles of one length start side by side, unless they take turns: then neighbours had better be steps apart.
+    const bool mixes_heads = !is_open(a.mask) || a.query_turns;
+    p.heads_in_l2 = mixes_heads ? heads_that_share_l2(static_cast<int64_t>(batch) * tile_heads, bytes_per_head) : 1;
     p.counter = counter;
     if constexpr (C::modified) {
       p.rules = score_rules<typename C::element>(a.modifiers, a.classes, a.scale, length_q, a.mask.length_k, 0);
@@ -105,8 +105,9 @@ template <class C> struct backward_launch {
       if ((error = map_bias(p.bias))) return error;
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
-    p.sum_step = 2 * C::query_sum_tile;
+    p.sum_step = a.query_turns ? -2 * C::query_sum_tile : 2 * C::query_sum_tile;
     p.terms = static_cast<const kittens::term_pair*>(a.terms);
+    p.turns = a.query_turns;
     return kittens::launch<Kernel>(p, a.key_grid, execution);
   }
 
@@ -162,7 +163,7 @@ template <class C> struct backward_launch {
     if (const char* error = prepare()) return error;
     if constexpr (C::row.sums_query())
       if (a.query_sum) {
-        const char* error = keys<keys_kernel<true, C::folds>>();
+        const char* error = a.query_turns ? keys<keys_kernel<true, C::folds, true>>() : keys<keys_kernel<true, C::folds>>();
         return error ? error : finish();
       }
     if (a.grad_key.data || a.grad_value.data)

@@ -346,8 +346,9 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };
   const bool may_fold = plan.row.folds && request.scale >= least_folded_scale && request.scale <= most_folded_scale;
-  plan.sums_query = plan.row.sums_query() && (may_fold || !plan.row.folds) && request.need_query && request.need_keys && !request.deterministic &&
+  plan.sums_query = plan.row.sums_query() && (may_fold || !plan.row.folds) && request.need_query && request.need_keys &&
                     (configuration >= 0 || visible_keys(plan.mask, p.length_q) >= plan.row.sums_from);
+  plan.in_order = plan.sums_query && request.deterministic;
   plan.padded_q = ceiling(p.length_q, plan.row.block_q) * plan.row.block_q;
   plan.key_tiles = ceiling(plan.mask.length_k, plan.row.block_k()) * p.heads_k * p.batch;
   plan.query_tiles = ceiling(p.length_q, plan.row.block_m) * p.heads * p.batch;
@@ -357,7 +358,8 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   plan.vectors = !plan.folds || (request.need_query && !plan.sums_query);
   plan.query_rows = p.batch * p.heads * plan.padded_q;
   plan.query_sum_values = plan.sums_query ? plan.query_rows * plan.row.head_dim : 0;
-  plan.workspace_values = ((plan.folds ? 4 : 0) + (plan.vectors ? 2 : 0)) * plan.query_rows + plan.query_sum_values;
+  plan.turns = plan.in_order ? plan.query_rows / plan.row.block_q : 0;
+  plan.workspace_values = ((plan.folds ? 4 : 0) + (plan.vectors ? 2 : 0)) * plan.query_rows + plan.query_sum_values + plan.turns;
   const int bytes = static_cast<int>(element_bytes(p.type));
   plan.shared_bytes = request.need_keys ? backward_key_bytes(plan.row, bytes, plan.sums_query, plan.folds) : 0;
   if (request.need_bias) {

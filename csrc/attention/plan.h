@@ -59,6 +59,7 @@ struct backward_plan {
   backward_row row;
   interval_mask mask;
   bool sums_query;     // dQ is added up in memory by the kernel that owns keys; else a kernel that owns queries makes it
+  bool in_order;       // its tiles of keys take turns at adding, so that dQ is the same bit for bit at every run
   bool folds;          // the kernel that owns keys takes logsumexp and delta as terms, of 16 bytes a row
   bool vectors;        // a kernel takes them as two values a row
   int64_t key_tiles, query_tiles;
@@ -67,8 +68,9 @@ struct backward_plan {
   int bias_grid;
   int64_t padded_q;          // length_q in whole steps
   int64_t query_rows;        // of all heads, in whole steps
-  int64_t workspace_values;  // floats (doubles for float64) beside inputs and outputs: terms, vectors, dQ's sums
+  int64_t workspace_values;  // floats (doubles for float64) beside inputs and outputs: terms, vectors, dQ's sums, the turns' numbers
   int64_t query_sum_values;
+  int64_t turns;             // numbers, of a value's room each: one for each step of a head
   int64_t shared_bytes;
   const char* reason;
 };

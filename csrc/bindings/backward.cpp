@@ -166,7 +166,7 @@ class prepared_call {
                  grad_logsumexp_rows,
                  plan.vectors ? vectors : nullptr,
                  plan.vectors ? vectors + plan.query_rows * real_bytes : nullptr,
-                 plan.sums_query ? memory + (plan.workspace_values - plan.query_sum_values) * real_bytes : nullptr,
+                 plan.sums_query ? memory + (plan.workspace_values - plan.turns - plan.query_sum_values) * real_bytes : nullptr,
                  problem.type,
                  plan.configuration,
                  static_cast<int>(plan.padded_q),
@@ -184,7 +184,8 @@ class prepared_call {
       arguments.bias_grid = plan.bias_grid;
     }
     if (plan.folds) arguments.terms = memory;
-    query_sum_bytes = static_cast<size_t>(plan.query_sum_values * real_bytes);
+    if (plan.in_order) arguments.query_turns = reinterpret_cast<int*>(memory + (plan.workspace_values - plan.turns) * real_bytes);
+    cleared_bytes = static_cast<size_t>((plan.query_sum_values + plan.turns) * real_bytes);
   }
 
   // What is known of the mask's tiles; the result keeps it alive.
@@ -202,7 +203,7 @@ class prepared_call {
 
   bool launches = false;
   backward_arguments arguments{};
-  size_t query_sum_bytes = 0;
+  size_t cleared_bytes = 0;  // from query_sum on: the numbers of the turns lie behind it
 
  private:
   const backward_call& c;
@@ -243,9 +244,9 @@ gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked
   prepared_call call(c, problem, plan, false);
   if (!call.launches) return call.finish();
   kittens::tile_counter counters[2]{};
-  if (plan.key_tiles > plan.key_grid) call.arguments.key_counter = counters;
+  if (plan.key_tiles > plan.key_grid || plan.in_order) call.arguments.key_counter = counters;
   if (plan.query_tiles > plan.query_grid) call.arguments.query_counter = counters + 1;
-  if (call.query_sum_bytes) __builtin_memset(call.arguments.query_sum, 0, call.query_sum_bytes);
+  if (call.cleared_bytes) __builtin_memset(call.arguments.query_sum, 0, call.cleared_bytes);
   const auto find = !modified      ? checked_seed ? find_backward_checked : find_backward_cpu
                     : checked_seed ? find_modified_backward_checked
                                    : find_modified_backward_cpu;
@@ -278,12 +279,11 @@ gradients_of_call run_cuda(const backward_call& c) {
 
   void* stream = current_stream(device);
   backward_arguments& arguments = call.arguments;
-  if (!is_open(plan.mask) || problem.modified) {  // tiles are of unequal length, a bool mask's too (documents: 1.70 and 1.30 ms)
-    if (plan.key_tiles > plan.key_grid) arguments.key_counter = kittens::pooled_counter(device, stream);
-    if (plan.query_tiles > plan.query_grid) arguments.query_counter = kittens::pooled_counter(device, stream);
-  }
-  if (call.query_sum_bytes)
-    if (const char* error = kittens::clear_async(arguments.query_sum, call.query_sum_bytes, stream)) check(false, "dQ's sums: ", error);
+  const bool unequal = !is_open(plan.mask) || problem.modified;  // the tiles' length, by a bool mask too (documents: 1.70 and 1.30 ms)
+  if (plan.in_order || (unequal && plan.key_tiles > plan.key_grid)) arguments.key_counter = kittens::pooled_counter(device, stream);
+  if (unequal && plan.query_tiles > plan.query_grid) arguments.query_counter = kittens::pooled_counter(device, stream);
+  if (call.cleared_bytes)
+    if (const char* error = kittens::clear_async(arguments.query_sum, call.cleared_bytes, stream)) check(false, "dQ's sums: ", error);
   const classified_mask known = call.classify({stream});
   const auto find = problem.modified ? find_modified_backward_sm90 : find_backward_sm90;
   const char* error = find(problem.type, plan.configuration)(arguments, {stream});

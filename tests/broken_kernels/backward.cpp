@@ -1,6 +1,8 @@
 // The backward kernels on the checked machine, in three small configurations: what the test breaks by changing them.
 #define KITTENS_MACHINE checked
 #define KITTENS_CHECKED 1
+#include <vector>
+
 #include "attention/launch_backward.h"
 
 namespace kittens_torch {
@@ -13,7 +15,7 @@ inline constexpr backward_row small_rows[] = {{128, 128, false, 64, 2, 2, 1, 64,
 
 // query, output and their gradients (heads, length_q, 128); key, value and theirs (heads, length_k, 128); causal from the
 // lower right; one CTA takes every tile. dQ is summed in query_sum by the first and the last, which
-// folds: `rows` has room for its terms.
+// folds: `rows` has room for its terms. Row 3 is the last one, in order, on two CTAs.
 extern "C" const char* backward_run(unsigned seed, int row, int heads, int length_q, int length_k, float* query,
                                     float* key, float* value, float* output, float* grad_output, float* logsumexp,
                                     float* grad_query, float* grad_key, float* grad_value, float* rows,
@@ -33,7 +35,7 @@ extern "C" const char* backward_run(unsigned seed, int row, int heads, int lengt
   a.grad_value = view(grad_value, length_k);
   a.logsumexp = logsumexp;
   a.padded_q = (length_q + 63) / 64 * 64;
-  const bool folds = row == 2;
+  const bool in_order = row == 3, folds = row >= 2;
   a.logsumexp2 = folds ? nullptr : rows;
   a.delta = folds ? nullptr : rows + heads * a.padded_q;
   a.terms = folds ? rows : nullptr;
@@ -42,6 +44,13 @@ extern "C" const char* backward_run(unsigned seed, int row, int heads, int lengt
   a.key_grid = a.query_grid = 1;
   a.scale = 0.125;
   a.mask = make_interval(2, -1, -1, length_q, length_k);
+  kittens::tile_counter counter{};
+  std::vector<int> turns(heads * a.padded_q / 64);
+  if (in_order) {
+    a.query_turns = turns.data();
+    a.key_counter = &counter;
+    a.key_grid = 2;
+  }
   kittens::execution execution;
   execution.seed = seed;
   return row == 0   ? launch_backward<backward_config<float, small_rows, 0>>(a, execution)

@@ -71,6 +71,7 @@ FAMILIES: dict[str, Table] = {
     "map_columns": same(*REALS, sizes=[(64,), (80,)]),
     "weights": same(*REALS, sizes=[(64,), (80,)]),
     "sums": same(*REALS, sizes=[(64,), (80,)]),
+    "turnstile": same(*REALS, sizes=[(64,), (128,)]),
     "parts": same(*REALS, sizes=[(64, 32), (128, 128), (192, 8)]),
     "mail": {"int": [()]},
     "turns_named": {"int": [()]},

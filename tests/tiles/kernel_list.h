@@ -12,6 +12,7 @@
 #include "pipeline_kernels.h"
 #include "product_kernels.h"
 #include "term_kernels.h"
+#include "turnstile_kernels.h"
 #include "weight_kernels.h"
 
 namespace kittens_tests {
@@ -125,6 +126,8 @@ class kernel_list {
     add<weight_kernel<Real, 80>>("weights", type_name<Real>(), {80});
     add<sum_kernel<Real, 64>>("sums", type_name<Real>(), {64});
     add<sum_kernel<Real, 80>>("sums", type_name<Real>(), {80});
+    add<turnstile_kernel<Real, 64>>("turnstile", type_name<Real>(), {64});
+    add<turnstile_kernel<Real, 128>>("turnstile", type_name<Real>(), {128});
     add<part_kernel<Real, 64, 32>>("parts", type_name<Real>(), {64, 32});
     add<part_kernel<Real, 128, 128>>("parts", type_name<Real>(), {128, 128});
     add<part_kernel<Real, 192, 8>>("parts", type_name<Real>(), {192, 8});

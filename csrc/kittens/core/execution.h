@@ -20,6 +20,14 @@ template <class Kernel> constexpr bool starts_early() {
     return false;
 }
 
+// Threads of warpgroup 0 that a kernel has run at the same time, each alone: cta.elect(0), cta.elect(1) ...
+template <class Kernel> constexpr int elected_threads() {
+  if constexpr (requires { Kernel::elected; })
+    return Kernel::elected;
+  else
+    return 1;
+}
+
 // Hands out tile numbers to CTAs as they become free. Both are zero when a kernel starts; the last CTA to retire makes them zero again.
 struct tile_counter {
   int next, retired;

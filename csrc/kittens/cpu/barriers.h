@@ -35,8 +35,10 @@ struct named_barrier {
 
 struct cta {
   int warpgroup, index, count;
+  int thread = 0;
 
-  bool elect() const { return true; }  // a warpgroup is one thread
+  // A warpgroup is one thread, but for the threads of warpgroup 0 that a kernel's `elected` counts.
+  bool elect(int which = 0) const { return thread == which; }
   void publish_barriers() const { runtime::publish_barriers(); }
   // A launch begins here when the one before it has ended; checked, a kernel that promises `starts_early` must call it.
   void await_earlier_launches() const {

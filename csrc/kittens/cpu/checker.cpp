@@ -148,6 +148,7 @@ void checker::fiber_ends() {
   if (!f.groups.empty()) fail("the kernel ends with a group of products in flight (mma_wait<0> is missing)");
   if (!f.sends.empty())
     fail("the kernel ends with the send from " + f.sends[0].name + " in flight (store_wait_all is missing)");
+  if (f.visits) fail("the kernel ends inside " + turnstile_ + " (leave is missing)");
 }
 
 // Register tiles and products.
@@ -427,6 +428,14 @@ void checker::message_released(const void* mailbox, bool waited_for) {
 }
 
 // What the checked flavour calls.
+
+void turnstile_named(const void* turnstile, const barrier_state* open, const barrier_state* left,
+                     const barrier_state* free, int visits) {
+  active().name_turnstile(turnstile, open, left, free, visits);
+}
+void visit_begins() { active().visiting(true); }
+void visit_ends() { active().visiting(false); }
+void add_to_sums() { active().adding(); }
 
 void require_multiple(const char* what, int value, int of) {
   if (value % of != 0) fail(std::string(what) + " " + std::to_string(value) + " is not a multiple of " + std::to_string(of));

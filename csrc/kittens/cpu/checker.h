@@ -78,6 +78,14 @@ class checker {
   void message_released(const void* mailbox, bool waited_for);
   void released(const shared_id& tile, bool waited_for, bool skipped);
 
+  // turnstiles
+  void name_turnstile(const void* turnstile, const barrier_state* open, const barrier_state* left,
+                      const barrier_state* free, int visits);
+  void turn_came(const int* ended, int turn);
+  void passing_turn(const int* ended);
+  void visiting(bool begins);
+  void adding();
+
  private:
   struct barrier_record {
     std::string name;
@@ -140,6 +148,7 @@ class checker {
   struct fiber_record {
     vector_clock clock;
     bool awaited_launches = false;     // global memory may be touched
+    bool visits = false;               // inside the turnstile
     int registers = 0;                 // register tiles created
     long waits = 1;                    // mma_waits so far
     std::deque<product_group> groups;  // committed and in flight
@@ -179,6 +188,8 @@ class checker {
   std::map<const barrier_state*, barrier_record> barriers_;
   std::map<const void*, tile_record> tiles_;
   std::vector<ring_record> rings_;
+  std::string turnstile_;                         // empty: the kernel has none
+  std::deque<std::pair<const int*, int>> turns_;  // place, turn: what has come and is not passed on
   std::deque<copy_record> copies_;
   struct {
     vector_clock arrived, released;

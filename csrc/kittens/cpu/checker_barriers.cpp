@@ -1,4 +1,4 @@
-// The rules of the vocabulary: mbarriers and named barriers, and what a kernel may leave behind.
+// The rules of the vocabulary: mbarriers and named barriers, turnstiles, and what a kernel may leave behind.
 #include <algorithm>
 
 #include "checker.h"
@@ -97,9 +97,11 @@ void checker::meeting_named(int id, int warpgroups) const {
   if (id < first_free_barrier || id >= named_barriers)
     fail("named barrier " + std::to_string(id) + " is reserved: a kernel's are " + std::to_string(first_free_barrier) +
          " to " + std::to_string(named_barriers - 1));
-  if (warpgroups < 1 || warpgroups > static_cast<int>(run_.fibers.size()))
+  if (run_.current >= run_.entry.warpgroups)
+    fail("named barrier " + std::to_string(id) + " is for whole warpgroups");
+  if (warpgroups < 1 || warpgroups > run_.entry.warpgroups)
     fail("named barrier " + std::to_string(id) + ": " + std::to_string(warpgroups) + " participants in a CTA of " +
-         std::to_string(run_.fibers.size()) + " warpgroups");
+         std::to_string(run_.entry.warpgroups) + " warpgroups");
 }
 
 void checker::meeting_arrived(int id) { release_to(meetings_[id].arrived); }
@@ -108,7 +110,51 @@ void checker::meeting_complete(int id) { meetings_[id].released.join(meetings_[i
 
 void checker::meeting_left(int id) { me().clock.join(meetings_[id].released); }
 
+// The barriers see to it that a visit is opened, entered, left and closed in this order.
+
+void checker::name_turnstile(const void* turnstile, const barrier_state* open, const barrier_state* left,
+                             const barrier_state* free, int visits) {
+  turnstile_ = "the turnstile" + offset(turnstile);
+  for (int i = 0; i < visits; i++) {
+    barriers_.at(&open[i]).name = "the open barrier " + std::to_string(i) + " of " + turnstile_;
+    barriers_.at(&left[i]).name = "the left barrier " + std::to_string(i) + " of " + turnstile_;
+    barriers_.at(&free[i]).name = "the free barrier " + std::to_string(i) + " of " + turnstile_;
+  }
+}
+
+void checker::turn_came(const int* ended, int turn) {
+  me();
+  turns_.emplace_back(ended, turn);
+}
+
+void checker::passing_turn(const int* ended) {
+  me();
+  if (turns_.empty() || turns_.front().first != ended)
+    fail("closer::close of a place whose turn is not the one opened first");
+  const int turn = turns_.front().second, found = __atomic_load_n(ended, __ATOMIC_ACQUIRE);
+  if (found != turn)
+    fail("closer::close in turn " + std::to_string(turn) + " of a place where " + std::to_string(found) +
+         " visits have ended: it was passed on by others");
+  turns_.pop_front();
+}
+
+void checker::visiting(bool begins) {
+  fiber_record& f = me();
+  if (f.visits == begins)
+    fail(begins ? "enter of " + turnstile_ + ", which this warpgroup has not left"
+                : "leave of " + turnstile_ + ", which this warpgroup has not entered");
+  f.visits = begins;
+}
+
+void checker::adding() {
+  touch_memory("tile_sums::add");
+  if (!turnstile_.empty() && !me().visits)
+    fail("tile_sums::add by a warpgroup that has not entered " + turnstile_);
+}
+
 void checker::cta_ends() {
+  if (!turns_.empty())
+    fail("the kernel ends with turn " + std::to_string(turns_.front().second) + " of a place opened and not closed");
   for (const copy_record& c : copies_)
     fail("the kernel ends while the copy into " + c.tile + " may be in flight: nobody has waited for " + name(*c.full));
   for (const auto& [address, r] : barriers_)

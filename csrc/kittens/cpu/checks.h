@@ -72,6 +72,11 @@ void ring_named(const shared_id& first, int64_t tile_bytes, int stages, const ba
                 const barrier_state* empty);
 void mailbox_named(const void* mailbox, const barrier_state* full, const barrier_state* empty, int slots);
 void message_released(const void* mailbox, bool waited_for);
+void turnstile_named(const void* turnstile, const barrier_state* open, const barrier_state* left,
+                     const barrier_state* free, int visits);
+void visit_begins();
+void visit_ends();
+void add_to_sums();  // before tile_sums::add
 void ring_released(const shared_id& tile, bool waited_for, bool skipped);
 
 }  // namespace kittens::runtime

@@ -1,4 +1,6 @@
 // One CTA of the cpu machine while it runs: its fibers and barriers. Internal to machine.cpp and checker.cpp.
+//
+// A fiber is a warpgroup, or, behind them, a thread of warpgroup 0 that the kernel runs beside its first one.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -13,6 +15,7 @@
 namespace kittens::runtime {
 
 class checker;
+class launch_turns;
 
 // What ends a CTA with an error text.
 struct fault : std::runtime_error {
@@ -23,13 +26,16 @@ struct deadlock : fault {
   using fault::fault;
 };
 
-// What a fiber waits for: nothing, an mbarrier's phase, or a generation of a named barrier.
+// What a fiber waits for: nothing, an mbarrier's phase, a generation of a named barrier, or its turn at a place in
+// global memory.
 struct awaited {
-  enum class what { nothing, phase, meeting } what = what::nothing;
+  enum class what { nothing, phase, meeting, turn } what = what::nothing;
   const barrier_state* barrier = nullptr;
   int phase = 0;
   int id = 0;
   long generation = 0;  // of the meeting; checked, also of the phase
+  const int* ended = nullptr;
+  int turn = 0;
 };
 
 struct fiber {
@@ -60,20 +66,24 @@ struct cta_run {
   ucontext_t home;
   int current = 0;
   std::string error;
+  launch_turns& turns;
+  bool is_abandoned = false;  // the error is another CTA's
 
-  cta_run(const kernel_entry&, const void* params, void* shared, int index, int count, uint32_t seed);
+  cta_run(const kernel_entry&, const void* params, void* shared, int index, int count, uint32_t seed, launch_turns&);
   ~cta_run();
 
   void run();          // throws fault
   void wait(awaited);  // returns when what the current fiber waits for has happened
   bool is_ready(const fiber&) const;
   void meet(int id, int warpgroups, bool wait);
+  std::string who(int fiber) const;
   [[noreturn]] void report_deadlock() const;
 
  private:
   static void prepare(fiber&, void* stack);
   void hand_over(int next);
   int next_ready() const;  // the next fiber that can run after the current one, or -1
+  int choose();            // the fiber to run next, or -1: none ever can
   void body();
   static void start();
 };

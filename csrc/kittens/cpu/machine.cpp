@@ -5,12 +5,14 @@
 #undef _FORTIFY_SOURCE
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
 
 #include "checker.h"
 #include "cta_run.h"
+#include "turns.h"
 
 namespace kittens::runtime {
 namespace {
@@ -64,6 +66,7 @@ struct grid_run {
   int count;
   uint32_t seed;
   std::atomic<bool> failed{false};
+  launch_turns turns;
   std::mutex mutex;
   std::string error;
   int64_t error_index = 0;
@@ -73,9 +76,11 @@ struct grid_run {
 
   void run_cta(int64_t index) {
     if (failed) return;
+    turns.cta_begins();
+    bool right = false;
     try {
       void* shared = memory.shared.get(entry.shared_bytes);
-      cta_run run(entry, params, shared, static_cast<int>(index), count, seed);
+      cta_run run(entry, params, shared, static_cast<int>(index), count, seed, turns);
       if (entry.enter) entry.enter();
       try {
         run.run();
@@ -84,6 +89,8 @@ struct grid_run {
         throw;
       }
       if (entry.leave) entry.leave();
+      right = true;
+    } catch (const abandoned&) {
     } catch (const std::exception& e) {
       std::string text = e.what();
       if (entry.checked) text = "CTA " + std::to_string(index) + ", seed " + std::to_string(seed) + ": " + text;
@@ -94,6 +101,7 @@ struct grid_run {
       }
       failed = true;
     }
+    turns.cta_ends(!right);
   }
 };
 
@@ -103,11 +111,18 @@ thread_local cta_run* cta_run::now = nullptr;
 
 void fail(const std::string& text) { throw fault(text); }
 
-cta_run::cta_run(const kernel_entry& entry, const void* params, void* shared, int index, int count, uint32_t seed)
-    : entry(entry), params(params), shared(shared), index(index), count(count), fibers(entry.warpgroups) {
+cta_run::cta_run(const kernel_entry& entry, const void* params, void* shared, int index, int count, uint32_t seed,
+                 launch_turns& turns)
+    : entry(entry),
+      params(params),
+      shared(shared),
+      index(index),
+      count(count),
+      fibers(entry.warpgroups + entry.elected - 1),
+      turns(turns) {
   if (entry.checked) check = std::make_unique<checker>(*this, seed + 7919u * static_cast<uint32_t>(index));
   entry.construct(shared);
-  for (int i = 0; i < entry.warpgroups; i++) prepare(fibers[i], memory.stacks[i].get(stack_bytes));
+  for (size_t i = 0; i < fibers.size(); i++) prepare(fibers[i], memory.stacks[i].get(stack_bytes));
 }
 
 cta_run::~cta_run() { now = nullptr; }
@@ -124,23 +139,29 @@ void cta_run::start() { now->body(); }
 
 // The last thing a fiber does is hand the thread on, to another fiber or back to run().
 void cta_run::body() {
-  const int me = current;
+  const int me = current, beside = me < entry.warpgroups ? 0 : me - entry.warpgroups + 1;
   try {
     if (check) wait({});  // the first fiber to start is not always warpgroup 0
-    entry.body(params, shared, me, index, count);
+    entry.body(params, shared, beside ? 0 : me, beside, index, count);
     if (check) check->fiber_ends();
+  } catch (const abandoned& e) {
+    error = e.what();
+    is_abandoned = true;
   } catch (const deadlock& e) {
     error = e.what();
   } catch (const std::exception& e) {
-    error = "warpgroup " + std::to_string(me) + ": " + e.what();
+    error = who(me) + ": " + e.what();
   }
   fibers[me].done = true;
   if (error.empty()) {
     try {
-      const int next = check ? check->pick() : next_ready();
+      const int next = choose();
       if (next >= 0) hand_over(next);
       for (const fiber& f : fibers)
         if (!f.done) report_deadlock();
+    } catch (const abandoned& e) {
+      error = e.what();
+      is_abandoned = true;
     } catch (const std::exception& e) {
       error = e.what();
     }
@@ -161,7 +182,13 @@ void cta_run::run() {
     }
   }
   now = nullptr;
+  if (is_abandoned) throw abandoned(error);
   if (!error.empty()) throw fault(error);
+}
+
+std::string cta_run::who(int i) const {
+  if (i < entry.warpgroups) return "warpgroup " + std::to_string(i);
+  return "thread " + std::to_string(i - entry.warpgroups + 1) + " of warpgroup 0";
 }
 
 bool cta_run::is_ready(const fiber& f) const {
@@ -172,6 +199,8 @@ bool cta_run::is_ready(const fiber& f) const {
                    : f.waits_for.barrier->phase != f.waits_for.phase;
     case awaited::what::meeting:
       return meetings[f.waits_for.id].generation != f.waits_for.generation;
+    case awaited::what::turn:
+      return __atomic_load_n(f.waits_for.ended, __ATOMIC_ACQUIRE) >= f.waits_for.turn;
     default:
       return true;
   }
@@ -182,6 +211,16 @@ int cta_run::next_ready() const {
   for (int i = 1; i <= n; i++)
     if (is_ready(fibers[(current + i) % n])) return (current + i) % n;
   return -1;
+}
+
+int cta_run::choose() {
+  const auto waits_for_others = [](const fiber& f) { return !f.done && f.waits_for.what == awaited::what::turn; };
+  for (;;) {
+    const long passed = turns.passed();
+    const int next = check ? check->pick() : next_ready();
+    if (next >= 0 || std::none_of(fibers.begin(), fibers.end(), waits_for_others)) return next;
+    if (!turns.sleep(passed)) return -1;
+  }
 }
 
 // A fiber starts through its context and is resumed by longjmp: swapcontext saves the signal mask, and those two system
@@ -198,7 +237,7 @@ void cta_run::hand_over(int next) {
 
 void cta_run::wait(awaited what) {
   fibers[current].waits_for = what;
-  const int next = check ? check->pick() : next_ready();
+  const int next = choose();
   if (next < 0) report_deadlock();
   hand_over(next);
   fibers[current].waits_for = {};
@@ -208,19 +247,22 @@ void cta_run::report_deadlock() const {
   std::string text = "deadlock: ", rule;
   for (size_t i = 0; i < fibers.size(); i++) {
     const awaited& w = fibers[i].waits_for;
-    const std::string who = "warpgroup " + std::to_string(i);
+    const std::string me = who(static_cast<int>(i));
     if (fibers[i].done) {
-      text += who + " has ended; ";
+      text += me + " has ended; ";
     } else if (w.what == awaited::what::phase) {
       const barrier_state& b = *w.barrier;
-      text += who + " waits for phase " + std::to_string(w.phase) + " of " + (check ? check->name(b) : "a barrier") +
+      text += me + " waits for phase " + std::to_string(w.phase) + " of " + (check ? check->name(b) : "a barrier") +
               " (" + std::to_string(b.pending) + " of " + std::to_string(b.count) + " arrivals and " +
               std::to_string(b.bytes) + " bytes missing); ";
       if (check && rule.empty()) rule = check->why_stuck(b);
     } else if (w.what == awaited::what::meeting) {
       const meeting& m = meetings[w.id];
-      text += who + " waits at named barrier " + std::to_string(w.id) + " (" + std::to_string(m.arrived) + " of " +
+      text += me + " waits at named barrier " + std::to_string(w.id) + " (" + std::to_string(m.arrived) + " of " +
               std::to_string(m.expected) + " warpgroups are there); ";
+    } else if (w.what == awaited::what::turn) {
+      text += me + " waits for turn " + std::to_string(w.turn) + " of a place where " +
+              std::to_string(__atomic_load_n(w.ended, __ATOMIC_ACQUIRE)) + " visits have ended; ";
     }
   }
   text.resize(text.size() - 2);
@@ -300,6 +342,24 @@ void named_barrier_meet(int id, int warpgroups, bool wait) {
   cta_run& run = *cta_run::now;
   if (run.check) run.check->meeting_named(id, warpgroups);
   run.meet(id, warpgroups, wait);
+}
+
+void await_turn(const int* ended, int turn) {
+  cta_run& run = *cta_run::now;
+  if (run.check) run.check->touch_memory("opener::open");
+  if (run.check || __atomic_load_n(ended, __ATOMIC_ACQUIRE) < turn)
+    run.wait({awaited::what::turn, nullptr, 0, 0, 0, ended, turn});
+  const int found = __atomic_load_n(ended, __ATOMIC_ACQUIRE);
+  if (found != turn)
+    fail("opener::open for turn " + std::to_string(turn) + " of a place where " + std::to_string(found) +
+         " visits have ended: that turn is over");
+  if (run.check) run.check->turn_came(ended, turn);
+}
+
+void pass_turn(int* ended) {
+  cta_run& run = *cta_run::now;
+  if (run.check) run.check->passing_turn(ended);
+  run.turns.pass(ended);
 }
 
 void publish_barriers() {

@@ -12,4 +12,5 @@
 #include "pipeline.h"
 #include "simd.h"
 #include "terms.h"
+#include "turnstile.h"
 #include "types.h"

@@ -280,7 +280,7 @@ template <class T, bool Held> struct tile_sums {
   template <int C> KITTENS_INLINE void add(const register_tile<T, C>& t) {
     use(t, "tile_sums::add");
 #if KITTENS_CHECKED
-    runtime::touch_memory("tile_sums::add");
+    runtime::add_to_sums();
 #endif
     runtime::lock_sums(mine);
     for (int i = 0; i < warpgroup_rows * C; i++) mine[i] += t.d[i];

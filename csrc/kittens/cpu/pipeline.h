@@ -108,10 +108,10 @@ template <class Message, int Slots = 2> struct mailbox {
   Message slots[Slots];
   barrier full[Slots], empty[Slots];
 
-  void init(int consumers) {
+  void init(int consumers, int threads = 0) {  // threads: single ones that receive, too
     for (int i = 0; i < Slots; i++) {
       full[i].init(1);
-      empty[i].init(consumers);
+      empty[i].init(consumers + threads);
     }
 #if KITTENS_CHECKED
     runtime::mailbox_named(this, &full[0].state, &empty[0].state, Slots);

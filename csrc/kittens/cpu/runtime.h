@@ -34,12 +34,17 @@ void* scratch(scratch_slot, int64_t bytes);
 void lock_sums(const void* address);
 void unlock_sums(const void* address);
 
+// Waits until `turn` visits of a place in global memory have ended; one more has.
+void await_turn(const int* ended, int turn);
+void pass_turn(int* ended);
+
 struct kernel_entry {
-  void (*body)(const void* params, void* shared, int warpgroup, int index, int count);
+  void (*body)(const void* params, void* shared, int warpgroup, int thread, int index, int count);
   void (*construct)(void* shared);
   void (*enter)();  // on the CTA's thread before and after it runs; may be null
   void (*leave)();
   int warpgroups;
+  int elected;  // threads of warpgroup 0 that run at the same time
   int64_t shared_bytes;
   bool checked;
   bool starts_early;  // the kernel promises to touch global memory only behind await_earlier_launches

@@ -51,7 +51,8 @@ KITTENS_INLINE void sync_warpgroup() { named_barrier{thread::warpgroup(), 1}.syn
 struct cta {
   int warpgroup, index, count;
 
-  KITTENS_INLINE bool elect() const { return thread::in_warpgroup() == 0; }
+  // One thread of the warpgroup, another one, in a warp of its own, for each `which` below 4.
+  KITTENS_INLINE bool elect(int which = 0) const { return thread::in_warpgroup() == which * 32; }
   KITTENS_INLINE void publish_barriers() const {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncthreads();

@@ -69,6 +69,7 @@ inline constexpr int most_devices = 64;
 template <class Kernel> const char* launch(const typename Kernel::params& params, int grid, const execution& execution) {
   constexpr int bytes = sizeof(typename Kernel::shared);
   static_assert(Kernel::warpgroups >= 1 && Kernel::warpgroups <= 4, "launch: a CTA has 1 to 4 warpgroups: each has a named barrier of its own");
+  static_assert(elected_threads<Kernel>() >= 1 && elected_threads<Kernel>() <= 4, "launch: each thread that runs alone has a warp of warpgroup 0");
   static_assert(bytes <= shared_memory_limit, "launch: the kernel's shared struct exceeds the 227 KB that a CTA may have");
   static_assert(sizeof(typename Kernel::params) <= 4096, "launch: kernel parameters exceed 4 KB");
   static std::atomic<bool> allowed[most_devices];  // per device: the attribute belongs to the device's copy of the kernel

@@ -4,6 +4,7 @@
 #include "barriers.cuh"
 #include "copies.cuh"
 #include "pipeline.cuh"
+#include "turnstile.cuh"
 #include "mma.cuh"
 #include "terms.cuh"
 #include "elementwise.cuh"

@@ -108,10 +108,10 @@ template <class Message, int Slots = 2> struct mailbox {
   Message slots[Slots];
   barrier full[Slots], empty[Slots];
 
-  KITTENS_INLINE void init(int consumers) {
+  KITTENS_INLINE void init(int consumers, int threads = 0) {  // threads: single ones that receive, too
     for (int i = 0; i < Slots; i++) {
       full[i].init(1);
-      empty[i].init(consumers * 128);
+      empty[i].init(consumers * 128 + threads);
     }
   }
 };
