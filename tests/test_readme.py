@@ -17,7 +17,7 @@ from kittens_torch import ops
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 MANUAL = ROOT / "csrc/kittens/README.md"
-DEEP_DIVE = ROOT / "csrc/attention/README.md"
+DEEP_DIVES = [ROOT / "csrc/attention/README.md", ROOT / "csrc/attention/BACKWARD.md"]
 KERNEL = ROOT / "csrc/attention/forward.cuh"
 TUTORIAL = ROOT / "csrc/kittens/tutorial/gemm.cuh"
 VOCABULARY = {machine: ROOT / "csrc/kittens" / machine for machine in ("sm90", "cpu")}
@@ -183,7 +183,7 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert path or anchor in anchors, f"{target} of {document.name}"
 
 
-@pytest.mark.parametrize("document", [README, MANUAL, DEEP_DIVE], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", [README, MANUAL, *DEEP_DIVES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_paths_named_exist(document: Path) -> None:
     """Files and folders of the repository that a document names in code."""
     places = ("csrc/", "tests/", "examples/", "benchmarks/", "kittens_torch/", "kittens_build/")
