@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import kittens_torch
-from kittens_torch import reference
+from kittens_torch import modified, ops, reference
 
 # Lengths on either side of the tile edges of every configuration (64, 80, 128, 192), and the smallest one.
 LENGTHS = (1, 63, 64, 65, 79, 80, 81, 127, 128, 129, 191, 193, 257, 333)
@@ -147,3 +147,17 @@ def check_gradients(
 def dtype_of(device: str) -> torch.dtype:
     """The dtype that a test takes which needs one alone."""
     return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def masks_classified(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of each call of `classify_mask` from here on, which nothing is remembered of yet."""
+    calls: list[tuple[Any, ...]] = []
+    classify = ops.classify_mask
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return classify(*arguments)
+
+    monkeypatch.setattr(ops, "classify_mask", counting)
+    modified._known.clear()
+    return calls

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import check_forward, check_result, every_place, inputs, normal, places, usual_place
+from helpers import check_forward, check_result, every_place, inputs, masks_classified, normal, places, usual_place
 from torch import Tensor
 
 import kittens_torch
@@ -438,15 +438,7 @@ def test_a_mask_that_comes_again_and_one_that_has_changed(
     device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, key, value = inputs(device, dtype, length_q=300, length_k=400)
-    calls = []
-
-    def counting(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return classify(*arguments)
-
-    classify = ops.classify_mask
-    monkeypatch.setattr(ops, "classify_mask", counting)
-    modified._known.clear()
+    calls = masks_classified(monkeypatch)
     masks = torch.rand(2, 300, 400, device=device) > 0.5
 
     def runs(mask: Tensor, times: int, **interval: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import inputs, usual_place
+from helpers import inputs, masks_classified, usual_place
 from torch import Tensor
 
 from kittens_torch import attention, backward, modified, ops
@@ -30,15 +30,7 @@ def test_the_backward_takes_what_the_forward_knows(
     operands = [tensor.requires_grad_() for tensor in inputs(device, dtype, length_q=300, length_k=400)]
     mask = torch.rand(1, 1, 300, 400, device=device) > 0.5
     mask[..., 128:192] = False
-    calls = []
-
-    def counting(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return classify(*arguments)
-
-    classify = ops.classify_mask
-    monkeypatch.setattr(ops, "classify_mask", counting)
-    modified._known.clear()
+    calls = masks_classified(monkeypatch)
     output = attention(*operands, mask=mask)
     source = torch.randn_like(output)
     once = torch.autograd.grad(output, operands, source, retain_graph=True)
@@ -50,7 +42,7 @@ def test_the_backward_takes_what_the_forward_knows(
 
     saved = [tensor.detach() for tensor in (*operands, output)]
     arguments = (source, None, *saved, output.new_zeros(output.shape[:3], dtype=torch.float32), 1.0, 0, -1, -1, mask)
-    tiles, ranges, seen = classify(mask, *saved[:2], 0, -1, -1)
+    tiles, ranges, seen = ops.classify_mask(mask, *saved[:2], 0, -1, -1)
     rest = (None, None, None, None, 0.0, 0.0, True, True, True, False, False, -1)
     with pytest.raises(RuntimeError, match=r"mask_seen.*of another mask"):
         backward.backward_modified(*arguments, *rest, tiles, ranges, seen[1:].clone())

@@ -316,7 +316,8 @@ backward_result checked_backward(
                              seed));
 }
 
-modified_backward_result modified_backward_cpu(
+template <bool on_gpu>
+modified_backward_result modified_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
     const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
@@ -326,9 +327,17 @@ modified_backward_result modified_backward_cpu(
   const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
                                   nullptr,          pointer_to(dropout_state), dropout_p,               softcap,
                                   pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
-  return all_four(run_cpu({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
-                   need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}, std::nullopt));
+  const backward_call call{grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
+                           need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias};
+#ifdef KITTENS_CUDA
+  if constexpr (on_gpu) return all_four(run_cuda(call));
+#endif
+  return all_four(run_cpu(call, std::nullopt));
 }
+template decltype(modified_backward<false>) modified_backward<false>;
+#ifdef KITTENS_CUDA
+template decltype(modified_backward<true>) modified_backward<true>;
+#endif
 
 modified_backward_result checked_modified_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
@@ -350,20 +359,6 @@ backward_result backward_cuda(
     bool need_query, bool need_key, bool need_value, bool deterministic, int64_t configuration) {
   return first_three(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
                                need_query, need_key, need_value, deterministic, configuration}));
-}
-
-modified_backward_result modified_backward_cuda(
-    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_logsumexp, const Tensor& query, const Tensor& key,
-    const Tensor& value, const Tensor& output, const Tensor& logsumexp, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
-    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& dropout_state, double dropout_p, double softcap, bool need_query,
-    bool need_key, bool need_value, bool need_bias, bool deterministic, int64_t configuration,
-    const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges, const std::optional<Tensor>& mask_seen) {
-  const modifier_inputs modifiers{pointer_to(mask), pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
-                                  nullptr,          pointer_to(dropout_state), dropout_p,               softcap,
-                                  pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
-  return all_four(run_cuda({grad_output, grad_logsumexp, query, key, value, output, logsumexp, scale, corner, window_left, window_right,
-                   need_query, need_key, need_value, deterministic, configuration, &modifiers, need_bias}));
 }
 
 #endif

@@ -218,7 +218,8 @@ bool forward_in_place(const Tensor& query, const Tensor& key, const Tensor& valu
   return true;
 }
 
-forward_result modified_forward_cpu(
+template <bool on_gpu>
+forward_result modified_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
     const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
     const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p,
@@ -227,8 +228,11 @@ forward_result modified_forward_cpu(
   const modifier_inputs modified{pointer_to(mask),       pointer_to(bias),        pointer_to(key_lengths), pointer_to(alibi_slopes),
                                  pointer_to(sinks),      pointer_to(dropout_state), dropout_p,             softcap,
                                  pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
+  if constexpr (on_gpu) return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, -1, &modified);
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, std::nullopt, &modified);
 }
+template decltype(modified_forward<false>) modified_forward<false>;
+template decltype(modified_forward<true>) modified_forward<true>;
 
 forward_result checked_modified_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
@@ -238,18 +242,6 @@ forward_result checked_modified_forward(
   const modifier_inputs modified{pointer_to(mask),  pointer_to(bias),          pointer_to(key_lengths), pointer_to(alibi_slopes),
                                  pointer_to(sinks), pointer_to(dropout_state), dropout_p,               softcap};
   return run_cpu(query, key, value, scale, corner, window_left, window_right, configuration, -1, seed, &modified);
-}
-
-forward_result modified_forward_cuda(
-    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
-    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p,
-    double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
-    const std::optional<Tensor>& mask_seen) {
-  const modifier_inputs modified{pointer_to(mask),       pointer_to(bias),        pointer_to(key_lengths), pointer_to(alibi_slopes),
-                                 pointer_to(sinks),      pointer_to(dropout_state), dropout_p,             softcap,
-                                 pointer_to(mask_tiles), pointer_to(mask_ranges), pointer_to(mask_seen)};
-  return run_cuda(query, key, value, scale, corner, window_left, window_right, configuration, -1, &modified);
 }
 
 namespace {

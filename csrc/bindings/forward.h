@@ -23,13 +23,8 @@ forward_result checked_forward(const Tensor& query, const Tensor& key, const Ten
 bool forward_in_place(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& output, std::optional<double> scale, int64_t corner);
 
 // The same with what modifies scores; see attention/modifiers.h.
-forward_result modified_forward_cpu(
-    const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
-    const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
-    const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p,
-    double softcap, int64_t configuration, const std::optional<Tensor>& mask_tiles, const std::optional<Tensor>& mask_ranges,
-    const std::optional<Tensor>& mask_seen);
-forward_result modified_forward_cuda(
+template <bool on_gpu>
+forward_result modified_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t corner, int64_t window_left, int64_t window_right,
     const std::optional<Tensor>& mask, const std::optional<Tensor>& bias, const std::optional<Tensor>& key_lengths,
     const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const std::optional<Tensor>& dropout_state, double dropout_p,

@@ -47,12 +47,12 @@ STABLE_TORCH_LIBRARY(kittens_torch, m) {
 STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
   m.impl("forward", boxed<&kittens_torch::forward_cpu>::call);
   m.impl("checked_forward", boxed<&kittens_torch::checked_forward>::call);
-  m.impl("forward_modified", boxed<&kittens_torch::modified_forward_cpu>::call);
+  m.impl("forward_modified", boxed<&kittens_torch::modified_forward<false>>::call);
   m.impl("classify_mask", boxed<&kittens_torch::classify_mask_cpu>::call);
   m.impl("checked_forward_modified", boxed<&kittens_torch::checked_modified_forward>::call);
   m.impl("backward", boxed<&kittens_torch::backward_cpu>::call);
   m.impl("checked_backward", boxed<&kittens_torch::checked_backward>::call);
-  m.impl("backward_modified", boxed<&kittens_torch::modified_backward_cpu>::call);
+  m.impl("backward_modified", boxed<&kittens_torch::modified_backward<false>>::call);
   m.impl("checked_backward_modified", boxed<&kittens_torch::checked_modified_backward>::call);
 }
 
@@ -60,9 +60,9 @@ STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CPU, m) {
 #ifdef KITTENS_CUDA
 STABLE_TORCH_LIBRARY_IMPL(kittens_torch, CUDA, m) {
   m.impl("forward", boxed<&kittens_torch::forward_cuda>::call);
-  m.impl("forward_modified", boxed<&kittens_torch::modified_forward_cuda>::call);
+  m.impl("forward_modified", boxed<&kittens_torch::modified_forward<true>>::call);
   m.impl("classify_mask", boxed<&kittens_torch::classify_mask_cuda>::call);
   m.impl("backward", boxed<&kittens_torch::backward_cuda>::call);
-  m.impl("backward_modified", boxed<&kittens_torch::modified_backward_cuda>::call);
+  m.impl("backward_modified", boxed<&kittens_torch::modified_backward<true>>::call);
 }
 #endif
