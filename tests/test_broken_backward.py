@@ -84,8 +84,8 @@ BROKEN = {
     "a turn too late": (
         "backward_turns.cuh",
         IN_ORDER,
-        "tile - (first_key > 0 ? first_key / C::block_k : 0)",
-        "tile + (i == 1)",
+        "rises ? last_tile(p, i) - tile : tile - first_tile(p, i)",
+        "(rises ? last_tile(p, i) - tile : tile - first_tile(p, i)) + (i == 1)",
         r"deadlock: .*waits for turn 1 of a place where 0 visits have ended",
     ),
     "turns passed on in another order": (

@@ -95,7 +95,13 @@ def test_turns_of_many_problems() -> None:
         length_q, length_k, head_dim = draw(1, 700), draw(1, 700), (64, 128)[problem % 2]
         mask = (draw(0, 3), draw(-1, 400) if draw(0, 2) else -1, draw(-1, 300) if draw(0, 2) else -1)
         tensors = inputs(
-            "cpu", torch.bfloat16, heads=2, heads_k=1, length_q=length_q, length_k=length_k, head_dim=head_dim
+            "cpu",
+            torch.bfloat16,
+            heads=2,
+            heads_k=1 + problem // 2 % 2,
+            length_q=length_q,
+            length_k=length_k,
+            head_dim=head_dim,
         )
         grad_output = normal(1, 2, length_q, head_dim, dtype=torch.bfloat16)
         first = run(tensors, grad_output, mask, problem % 2, problem)

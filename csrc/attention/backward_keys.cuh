@@ -53,7 +53,7 @@ template <class Real, bool masked> struct backward_score_gradient {
 };
 
 // The producer of both kernels that own keys: for each tile K and V, then Q and dO of every step, each with its vector.
-// InOrder: every tile comes from the counter, so that CTAs begin tiles in the order of their numbers.
+// InOrder: every tile comes from the counter, so that each is begun after those whose turns come before its own.
 template <class C, class Shared, bool InOrder = false> struct backward_keys_producer {
   static KITTENS_KERNEL void run(const backward_key_params<C>& p, Shared& s, kittens::cta cta) {
     using namespace kittens;
@@ -64,7 +64,7 @@ template <class C, class Shared, bool InOrder = false> struct backward_keys_prod
     sender mail(s.mail);
     int tile = InOrder && p.counter ? take_tile(p.counter, cta) - cta.count : cta.index;
     while (tile < p.tiles) {
-      const backward_key_work<C>& w = mail.make(p, tile);
+      const backward_key_work<C>& w = mail.make(p, begun_as(p, tile));
       key.follow(mail);  // registers are scarce here
       value.follow(key);
       key.load(p.key, {w.key, w.head, w.batch});
@@ -97,7 +97,7 @@ template <class C, class Shared, bool InOrder = false> struct backward_keys_prod
         }
       } else {
         KITTENS_NO_UNROLL for (int head = w.head * p.group; head < (w.head + 1) * p.group; head++)
-          KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) load_step(head, InOrder ? w.first + w.end - 1 - i : i, false);
+          KITTENS_NO_UNROLL for (int i = w.first; i < w.end; i++) load_step(head, InOrder && w.tile >= p.rising ? w.first + w.end - 1 - i : i, false);
       }
       tile = p.counter ? take_tile(p.counter, cta) - (InOrder ? cta.count : 0) : w.tile + cta.count;
     }
@@ -106,6 +106,10 @@ template <class C, class Shared, bool InOrder = false> struct backward_keys_prod
   }
 
  private:
+  static KITTENS_INLINE int begun_as(const backward_key_params<C>& p, int number) {
+    if constexpr (InOrder) return backward_turns<C, Shared>::begun_as(p, number);
+    return number;
+  }
   static KITTENS_INLINE backward_note note(const backward_key_params<C>& p, const backward_key_work<C>& w, int head, int block, bool last) {
     unsigned flags = last ? backward_note::is_last : 0;
     KITTENS_NO_UNROLL for (int part = 0; part < C::block_k / class_tile; part++)
@@ -173,7 +177,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       };
       const int first_head = uniform(w.head * p.group);
       sums_of_query sums = sums_at(first_head, blocks.first - blocks.way);
-      [[maybe_unused]] int ahead = p.sum_step;  // late: from the sums added last to those of the step whose dQ is still to make
+      [[maybe_unused]] int ahead = blocks.way * p.sum_step;  // late: from the sums added last to those of the step whose dQ is still to make
       register_tile<real, C::query_sum_columns> query_gradient;
       auto make_query_gradient = [&](auto& ds) {
         const int mine = uniform(wg * 64);
@@ -262,11 +266,11 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
           turn ^= 1;
           if constexpr (!late || !first) {
             mma_done(query_gradient);
-            sums.advance(late ? ahead : p.sum_step);
+            sums.advance(late ? ahead : blocks.way * p.sum_step);
             add_query_gradient();
           }
           if constexpr (late)
-            ahead = i == blocks.first && head != first_head ? (blocks.way * p.steps - blocks.last_from_first()) * p.sum_step : p.sum_step;
+            ahead = i == blocks.first && head != first_head ? blocks.to_next_head(p.steps) * p.sum_step : blocks.way * p.sum_step;
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -304,8 +308,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       } else {
         if constexpr (late)
           if (any) {
-            if (InOrder ? blocks.first > blocks.plain_first || blocks.first <= blocks.plain_end
-                        : blocks.first < blocks.plain_first || blocks.first >= blocks.plain_end)
+            if (blocks.before(blocks.first, blocks.plain_first) || !blocks.before(blocks.first, blocks.plain_end))
               step(next_query(), first_head, blocks.first, cut, yes);
             else
               step(next_query(), first_head, blocks.first, plain, yes);

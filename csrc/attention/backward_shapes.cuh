@@ -150,9 +150,10 @@ template <class C> struct backward_key_params : backward_problem<C>, travelling_
   bool need_key, need_value;
   real* query_sum;  // (batch, head, step, 64-row tile or half of its columns) in private order
   int steps;        // query blocks of a head
-  int sum_step;     // values of query_sum from a step to the one that is visited next: the two warpgroups' tiles, there or back
+  int sum_step;     // values of query_sum from a step to the next one: the two warpgroups' tiles
   const kittens::term_pair* terms;  // in the place of logsumexp2 and delta, where a kernel folds
   int* turns;                       // (batch, head, step): how many tiles of keys have added their dQ; null where they add in any order
+  int rising;                       // in order: so many tiles are those of heads that are walked upwards (backward_turns.cuh)
 
   // Modified: the classes of the keys of consumer `part` by the rows of a step.
   template <class Work> KITTENS_INLINE unsigned classes_of(const Work& w, int head, int block, int part) const {
@@ -213,14 +214,26 @@ template <class C> struct backward_key_work {
   }
 };
 
-// Of the query blocks that see a tile of keys, those of plain_first <= i < plain_end see all of it. FromLast: they are visited from the last one down,
-// and the four are where such a walk comes to first, or no more.
-template <class C, bool FromLast = false> struct backward_key_blocks {
-  static constexpr int way = FromLast ? -1 : 1;
+// The way of a tile through its steps: upwards, or, where tiles add in order, upwards or downwards (backward_turns.cuh).
+template <bool InOrder> struct backward_way {
+  static constexpr int way = 1;
+  template <class Params> KITTENS_INLINE backward_way(const Params&, int) {}
+  static KITTENS_INLINE bool before(int i, int stop) { return i < stop; }
+};
+template <> struct backward_way<true> {
+  int way;
+  template <class Params> KITTENS_INLINE backward_way(const Params& p, int tile) : way(kittens::uniform(tile < p.rising ? 1 : -1)) {}
+  KITTENS_INLINE bool before(int i, int stop) const { return way > 0 ? i < stop : i > stop; }
+};
+
+// Of the query blocks that see a tile of keys, those of plain_first <= i < plain_end see all of it. Walked downwards, the four are where such a walk
+// comes to first, or no more.
+template <class C, bool InOrder = false> struct backward_key_blocks : backward_way<InOrder> {
+  using backward_way<InOrder>::way;
   int first, end, plain_first, plain_end;
 
   KITTENS_INLINE backward_key_blocks(const backward_key_params<C>& p, const backward_key_work<C>& w)
-      : first(kittens::uniform(w.first)), end(kittens::uniform(w.end)) {
+      : backward_way<InOrder>(p, w.tile), first(kittens::uniform(w.first)), end(kittens::uniform(w.end)) {
     // All keys of the tile are seen by the rows beyond - 1 - right <= i <= key + left. Keys past the end count as unseen.
     const int key = kittens::uniform(w.key), beyond = key + C::block_k;
     const int plain_row = beyond - 1 - p.mask.right, plain_end_row = key + p.mask.left + 1;
@@ -229,16 +242,17 @@ template <class C, bool FromLast = false> struct backward_key_blocks {
     if (beyond > p.mask.length_k) plain_first = plain_end = end;
     plain_first = plain_first < first ? first : plain_first > end ? end : plain_first;
     plain_end = plain_end > end ? end : plain_end < plain_first ? plain_first : plain_end;
-    if constexpr (FromLast) {
-      const int from = end - 1, plain_from = plain_end - 1;
-      end = first - 1;
-      plain_end = plain_first - 1;
-      first = from;
-      plain_first = plain_from;
-    }
+    if constexpr (InOrder)
+      if (way < 0) {
+        const int from = end - 1, plain_from = plain_end - 1;
+        end = first - 1;
+        plain_end = plain_first - 1;
+        first = from;
+        plain_first = plain_from;
+      }
   }
-  static KITTENS_INLINE bool before(int i, int stop) { return FromLast ? i > stop : i < stop; }
-  KITTENS_INLINE int last_from_first() const { return FromLast ? first - end - 1 : end - 1 - first; }
+  // From the step that is visited last to the first one of the next head, where a head has `steps`.
+  KITTENS_INLINE int to_next_head(int steps) const { return steps - (end - way - first); }
 };
 
 // Whether row i sees key j, for a tile of keys x queries that starts at (key, row).

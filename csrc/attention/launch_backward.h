@@ -1,5 +1,6 @@
 // From the host's arguments to the backward's kernels, one after the other. The same code for every machine.
 #pragma once
+#include <algorithm>
 #include <utility>
 
 #include "backward.cuh"
@@ -44,9 +45,10 @@ template <class C> struct backward_launch {
     p.padded_q = a.padded_q;
     p.tiles_per_head = tiles_per_head;
     p.tiles = tiles_per_head * tile_heads * batch;
-    // Tiles of one length start side by side, unless they take turns: then neighbours had better be steps apart.
+    // Tiles of one length start side by side, unless they take turns: then neighbours had better be steps apart, and half of the heads rise.
     const bool mixes_heads = !is_open(a.mask) || a.query_turns;
-    p.heads_in_l2 = mixes_heads ? heads_that_share_l2(static_cast<int64_t>(batch) * tile_heads, bytes_per_head) : 1;
+    const int64_t all_heads = static_cast<int64_t>(batch) * tile_heads, neighbours = a.query_turns ? std::max<int64_t>(all_heads / 2, 1) : all_heads;
+    p.heads_in_l2 = mixes_heads ? heads_that_share_l2(neighbours, bytes_per_head) : 1;
     p.counter = counter;
     if constexpr (C::modified) {
       p.rules = score_rules<typename C::element>(a.modifiers, a.classes, a.scale, length_q, a.mask.length_k, 0);
@@ -105,9 +107,10 @@ template <class C> struct backward_launch {
       if ((error = map_bias(p.bias))) return error;
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
-    p.sum_step = a.query_turns ? -2 * C::query_sum_tile : 2 * C::query_sum_tile;
+    p.sum_step = 2 * C::query_sum_tile;
     p.terms = static_cast<const kittens::term_pair*>(a.terms);
     p.turns = a.query_turns;
+    p.rising = a.query_turns ? batch * heads_k / 2 / p.heads_in_l2 * p.heads_in_l2 * p.tiles_per_head : 0;
     return kittens::launch<Kernel>(p, a.key_grid, execution);
   }
 
