@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <initializer_list>
+#include <limits>
 
 #include "bindings/direct.h"
 
@@ -18,7 +19,8 @@ struct torch_functions {
   direct_forward forward = nullptr;
   direct_layout layout = nullptr;
   PyObject *tensor = nullptr, *parameter = nullptr;  // the types of plain tensors: what derives from them may be anything
-  PyObject *empty_like = nullptr, *new_empty_strided = nullptr, *is_negative = nullptr;
+  PyObject *empty_like = nullptr, *new_empty_strided = nullptr, *is_negative = nullptr, *requires_grad = nullptr;
+  PyObject *gradients_are_on = nullptr, *autocasts = nullptr;
   PyObject* questions[most_questions];
   Py_ssize_t question_count = 0;
 } from_torch;
@@ -64,21 +66,16 @@ PyObject* make_output(PyObject* query, const direct_tensor& q, const direct_tens
   return output;
 }
 
-// (query, key, value, scale or None, corner) -> output, or None where the op must be taken.
-PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 5) {
-    PyErr_SetString(PyExc_TypeError, "forward takes query, key, value, scale and corner");
-    return nullptr;
-  }
+bool somebody_must_see_the_op() {
   for (Py_ssize_t i = 0; i < from_torch.question_count; i++)
-    if (says_yes(PyObject_CallNoArgs(from_torch.questions[i]))) return decline();
-  direct_tensor tensors[3], out;
-  for (int i = 0; i < 3; i++)
-    if (!describe(arguments[i], tensors[i])) return decline();
-  const double scale = arguments[3] == Py_None ? 0.0 : PyFloat_AsDouble(arguments[3]);
-  const long long corner = PyLong_AsLongLong(arguments[4]);
-  if (PyErr_Occurred()) return nullptr;
-  PyObject* output = make_output(arguments[0], tensors[0], tensors[2]);
+    if (says_yes(PyObject_CallNoArgs(from_torch.questions[i]))) return true;
+  return false;
+}
+
+// A scale of 0 stands for 1 / sqrt(head_dim).
+PyObject* launch(PyObject* query, const direct_tensor (&tensors)[3], double scale, int64_t corner) {
+  direct_tensor out;
+  PyObject* output = make_output(query, tensors[0], tensors[2]);
   if (!output || !describe(output, out)) {
     Py_DecRef(output);
     return decline();
@@ -91,18 +88,68 @@ PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return decline();
 }
 
+// (query, key, value, scale or None, corner) -> output, or None where the op must be taken.
+PyObject* forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) {
+    PyErr_SetString(PyExc_TypeError, "forward takes query, key, value, scale and corner");
+    return nullptr;
+  }
+  if (somebody_must_see_the_op()) return decline();
+  direct_tensor tensors[3];
+  for (int i = 0; i < 3; i++)
+    if (!describe(arguments[i], tensors[i])) return decline();
+  const double scale = arguments[3] == Py_None ? 0.0 : PyFloat_AsDouble(arguments[3]);
+  const long long corner = PyLong_AsLongLong(arguments[4]);
+  if (PyErr_Occurred()) return nullptr;
+  return launch(arguments[0], tensors, scale, corner);
+}
+
+bool is_bool(PyObject* object) { return object == Py_True || object == Py_False; }
+
+// The arguments of torch's scaled_dot_product_attention -> output, or None where more must be looked at: everything but the plain call on a GPU
+// whose gradient nobody wants.
+PyObject* drop_in(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 8) {
+    PyErr_SetString(PyExc_TypeError, "drop_in takes query, key, value, attn_mask, dropout_p, is_causal, scale and enable_gqa");
+    return nullptr;
+  }
+  PyObject *const mask = arguments[3], *const dropout_p = arguments[4], *const is_causal = arguments[5], *const given_scale = arguments[6],
+                                      *const enable_gqa = arguments[7];
+  const auto is_float = [](PyObject* object) { return Py_TYPE(object) == &PyFloat_Type; };
+  if (mask != Py_None || !is_float(dropout_p) || PyFloat_AsDouble(dropout_p) != 0.0 || !is_bool(is_causal) || !is_bool(enable_gqa)) return decline();
+  double scale = 0.0;
+  if (given_scale != Py_None) {
+    if (!is_float(given_scale)) return decline();
+    scale = PyFloat_AsDouble(given_scale);
+    if (!(scale >= std::numeric_limits<float>::min() && scale <= std::numeric_limits<float>::max())) return decline();
+  }
+  direct_tensor tensors[3];
+  for (int i = 0; i < 3; i++)
+    if (!describe(arguments[i], tensors[i]) || tensors[i].cuda_device < 0) return decline();
+  const int64_t heads = tensors[0].sizes[1], heads_k = tensors[1].sizes[1];
+  if (enable_gqa == Py_False && heads_k != heads && heads_k != 1) return decline();
+  if (says_yes(PyObject_CallNoArgs(from_torch.gradients_are_on)))
+    for (int i = 0; i < 3; i++)
+      if (says_yes(PyObject_GetAttr(arguments[i], from_torch.requires_grad))) return decline();
+  if (says_yes(PyObject_CallNoArgs(from_torch.autocasts)) || somebody_must_see_the_op()) return decline();
+  return launch(arguments[0], tensors, scale, is_causal == Py_True);
+}
+
 template <class Function> bool find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (!function) PyErr_Format(PyExc_ImportError, "the op library has no %s: reinstall kittens_torch", name);
   return function != nullptr;
 }
 
-// (path of the op library, torch.Tensor, torch.nn.Parameter, torch.empty_like, functions whose true answer says that somebody must see the op)
+// (path of the op library, torch.Tensor, torch.nn.Parameter, torch.empty_like, functions whose true answer says that somebody must see the op,
+// torch.is_grad_enabled, a function that tells whether CUDA tensors are autocast)
 PyObject* prepare(PyObject*, PyObject* arguments) {
   torch_functions found;
   const char* path = nullptr;
   PyObject *empty_like = nullptr, *questions = nullptr;
-  if (!PyArg_ParseTuple(arguments, "sOOOO!", &path, &found.tensor, &found.parameter, &empty_like, &PyTuple_Type, &questions)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "sOOOO!OO", &path, &found.tensor, &found.parameter, &empty_like, &PyTuple_Type, &questions,
+                        &found.gradients_are_on, &found.autocasts))
+    return nullptr;
   PyObject* capsule = PyObject_GetAttrString(found.tensor, "__dlpack_c_exchange_api__");
   if (!capsule) return nullptr;
   found.exchange = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
@@ -127,8 +174,9 @@ PyObject* prepare(PyObject*, PyObject* arguments) {
   found.empty_like = empty_like;
   found.new_empty_strided = PyObject_GetAttrString(found.tensor, "new_empty_strided");
   found.is_negative = PyObject_GetAttrString(found.tensor, "is_neg");
-  if (!found.new_empty_strided || !found.is_negative) return nullptr;
-  for (PyObject* kept : {found.tensor, found.parameter, found.empty_like}) Py_IncRef(kept);
+  found.requires_grad = PyUnicode_InternFromString("requires_grad");
+  if (!found.new_empty_strided || !found.is_negative || !found.requires_grad) return nullptr;
+  for (PyObject* kept : {found.tensor, found.parameter, found.empty_like, found.gradients_are_on, found.autocasts}) Py_IncRef(kept);
   from_torch = found;
   Py_RETURN_NONE;
 }
@@ -136,7 +184,9 @@ PyObject* prepare(PyObject*, PyObject* arguments) {
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&forward)), METH_FASTCALL,
      "forward(query, key, value, scale, corner): the output, or None where the op must be taken"},
-    {"prepare", &prepare, METH_VARARGS, "prepare(library, torch.Tensor, torch.nn.Parameter, torch.empty_like, questions)"},
+    {"drop_in", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&drop_in)), METH_FASTCALL,
+     "drop_in(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa): the output, or None where more must be looked at"},
+    {"prepare", &prepare, METH_VARARGS, "prepare(library, torch.Tensor, torch.nn.Parameter, torch.empty_like, questions, is_grad_enabled, autocasts)"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_direct", "The forward op without torch's dispatcher; see ops.py.", -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -22,6 +22,7 @@ _is_tracing = torch.compiler.is_dynamo_compiling
 _functorch_level = torch._C._functorch.maybe_current_level
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 _eager_attention = eager_apply[EagerAttention]
+_direct_drop_in = ops.direct_drop_in
 _USUAL_INTERVALS = ((0, -1, -1), (call.UPPER_LEFT, -1, -1))  # corner and window
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _LARGEST_SCALE = torch.finfo(torch.float32).max
@@ -71,9 +72,14 @@ def scaled_dot_product_attention(
     """
     # The usual call with as few looks at its tensors as decide it: they are most of the host time outside the op. What
     # the op then refuses (sizes that broadcast, a dtype mix) takes the general way, which also words the errors.
+    tracing = _is_tracing()
+    if not tracing and not watchers and _forward_ad._current_level < 0:
+        output = _direct_drop_in(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if output is not None:
+            return output
     if (
         attn_mask is None
-        and not _is_tracing()
+        and not tracing
         and not watchers
         and type(dropout_p) in (float, int)  # an array has no truth value
         and dropout_p == 0.0
@@ -104,9 +110,6 @@ def _usual_call(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scal
     if not _is_grad_enabled() or not (
         query.requires_grad or key.requires_grad or value.requires_grad or _functorch_level() is not None
     ):
-        output = ops.direct_forward(query, key, value, scale, call.UPPER_LEFT if is_causal else 0)
-        if output is not None:
-            return output
         # Each argument that is the op's default, and not given, saves its conversion.
         settings = (scale, call.UPPER_LEFT) if is_causal else () if scale is None else (scale,)
         return ops.eager_forward(query, key, value, *settings)[0]

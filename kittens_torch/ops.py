@@ -62,13 +62,17 @@ forward = torch.ops.kittens_torch.forward.default
 eager_forward = forward._op
 
 
-def _find_direct() -> Callable[..., Tensor | None]:
-    """direct_forward(query, key, value, scale or None, corner): the output of `forward` without torch's dispatcher.
+def _find_direct() -> tuple[Callable[..., Tensor | None], Callable[..., Tensor | None]]:
+    """(direct_forward, direct_drop_in): the forward op without torch's dispatcher, at half its host time.
 
-    On the host it takes half the time of the op. None, with nothing done, where the op must be taken: because somebody
-    must see it (a mode of torch's dispatch or function protocol, torch.func, torch.jit.trace, a profiler), because it
-    has to copy or to refuse, because an operand is no plain tensor, or where this build or this torch lacks what the
-    short way needs. For operands whose gradient is not wanted; corner 0 or `UPPER_LEFT`.
+    direct_forward(query, key, value, scale or None, corner) is the output of `forward`, for operands whose gradient is
+    not wanted; corner 0 or `UPPER_LEFT`. None, with nothing done, where the op must be taken: because somebody must see
+    it (a mode of torch's dispatch or function protocol, torch.func, torch.jit.trace, a profiler), because it has to
+    copy or to refuse, because an operand is no plain tensor, or where this build or this torch lacks what the short way
+    needs.
+
+    direct_drop_in takes the eight arguments of torch's scaled_dot_product_attention by position, and looks itself
+    whether the call is the plain one on a GPU: no mask, dropout, autocast, gradient. Dual levels are the caller's look.
     """
     try:
         from . import _direct
@@ -85,13 +89,15 @@ def _find_direct() -> Callable[..., Tensor | None]:
                 torch._C._is_tracing,
                 torch._C._autograd._profiler_enabled,
             ),
+            torch.is_grad_enabled,
+            torch.is_autocast_enabled,
         )
     except (ImportError, AttributeError):
-        return lambda *operands: None
-    return _direct.forward
+        return (lambda *operands: None,) * 2
+    return _direct.forward, _direct.drop_in
 
 
-direct_forward = _find_direct()
+direct_forward, direct_drop_in = _find_direct()
 checked_forward = torch.ops.kittens_torch.checked_forward.default
 # With what modifies scores beyond a scale and a key interval, after the settings of `forward`: mask (bool) and bias
 # (float32 or the query's dtype; float64 with float64), both of 4 dims, each 1 or that of (batch, heads, Lq, Lk);

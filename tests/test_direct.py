@@ -225,12 +225,59 @@ def test_streams_and_graphs() -> None:
     assert torch.equal(captured, ops.eager_forward(*operands, None, UPPER_LEFT)[0])
 
 
+def drop_in(*operands: Any, **changes: Any) -> Tensor | None:
+    """`ops.direct_drop_in` with the defaults of the drop-in but for `changes`."""
+    arguments = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False} | changes
+    return ops.direct_drop_in(*operands, *arguments.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_plain_call(dtype: torch.dtype) -> None:
+    operands = inputs("cuda", dtype, heads=4, heads_k=4, length_q=50, length_k=70, head_dim=64)
+    for is_causal in (False, True):
+        for scale in (None, 0.3):
+            output = drop_in(*operands, is_causal=is_causal, scale=scale)
+            expected = ops.eager_forward(*operands, scale, UPPER_LEFT if is_causal else 0)[0]
+            assert output is not None and torch.equal(output, expected)
+    grouped = inputs("cuda", dtype, heads=4, heads_k=2, length_q=50, head_dim=64)
+    assert drop_in(*grouped) is None and drop_in(*grouped, enable_gqa=True) is not None
+    wanted = [operand.clone().requires_grad_() for operand in operands]
+    for i in range(3):
+        mixed = [*operands[:i], wanted[i], *operands[i + 1 :]]
+        assert drop_in(*mixed) is None
+        with torch.no_grad():
+            assert drop_in(*mixed) is not None
+    with torch.autocast("cuda", dtype=dtype):
+        assert drop_in(*operands) is None
+    assert drop_in(*operands, attn_mask=torch.ones(50, 70, device="cuda", dtype=torch.bool)) is None
+
+
+ODD_ARGUMENTS = [
+    {"attn_mask": torch.ones(20, 20, dtype=torch.bool)},
+    *({"dropout_p": p} for p in (0.1, 1.0, -0.5, "0", None, float("nan"))),
+    *({"is_causal": causal} for causal in (1, 0, None, torch.tensor(True))),
+    *({"scale": scale} for scale in (0.0, -1.0, float("inf"), float("nan"), 1e-40, 1e39, 1, "1")),
+    *({"enable_gqa": grouped} for grouped in (1, 0, None)),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("odd", ODD_ARGUMENTS, ids=str)
+def test_more_must_be_looked_at(device: str, odd: dict[str, Any]) -> None:
+    operands = inputs(device, torch.bfloat16, length_q=20)
+    assert (drop_in(*operands) is None) == (device == "cpu")
+    assert drop_in(*operands, **odd) is None
+    with pytest.raises(TypeError, match="query, key, value, attn_mask, dropout_p, is_causal, scale and enable_gqa"):
+        ops.direct_drop_in(*operands)
+
+
 def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without the exchange functions, or a build without the module: every call takes the op."""
     with ExitStack() as stack:
         stack.enter_context(monkeypatch.context()).delattr(Tensor, "__dlpack_c_exchange_api__")
-        declines = ops._find_direct()
+        declines, declines_too = ops._find_direct()
     operands = inputs("cpu", torch.float32, length_q=20)
-    assert declines(*operands, None, 0) is None
-    again = ops._find_direct()(*operands, None, 0)
+    assert declines(*operands, None, 0) is None and declines_too(*operands, None, 0.0, False, None, False) is None
+    again = ops._find_direct()[0](*operands, None, 0)
     assert again is not None
