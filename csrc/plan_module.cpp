@@ -35,9 +35,9 @@ kittens::cpu_flavour flavour_named(const std::string& name) {
 
 forward_plan forward(const std::string& machine, const std::string& dtype, int64_t batch, int64_t heads, int64_t heads_k, int64_t length_q,
                      int64_t length_k, int64_t head_dim, int64_t value_dim, int corner, int window_left, int window_right, int processors,
-                     int configuration, const std::string& cpu_features, bool modified, bool sinks, int splits) {
+                     int configuration, const std::string& cpu_features, bool modified, bool sinks, bool softcap, int splits) {
   return plan_forward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
-                       window_left, window_right, processors, flavour_named(cpu_features), modified, sinks},
+                       window_left, window_right, processors, flavour_named(cpu_features), modified, sinks, softcap},
                       configuration, splits);
 }
 
@@ -46,7 +46,7 @@ backward_plan backward(const std::string& machine, const std::string& dtype, int
                        bool need_keys, bool deterministic, int processors, int configuration, double scale) {
   return plan_backward({machine_named(machine), type_named(dtype), batch, heads, heads_k, length_q, length_k, head_dim, value_dim, corner,
                         window_left, window_right, processors},
-                       {need_query, need_keys, deterministic, false, {}, false, scale}, configuration);
+                       {need_query, need_keys, deterministic, false, {}, scale}, configuration);
 }
 
 // The backward's table of a machine, row by row, as (head_dim, value_dim, block_q, block_k, stages).
@@ -65,7 +65,7 @@ py::list configurations(const std::string& machine, bool modified, bool split) {
   const bool sm90 = machine_named(machine) == machine_kind::sm90;
   py::list rows;
   const auto add = [&](const auto& table) {
-    for (const forward_row& r : table) rows.append(py::make_tuple(r.head_dim, r.value_dim, r.block_m, r.block_n, r.stages));
+    for (const forward_row& r : table) rows.append(py::make_tuple(r.head_dim, r.value_dim, r.block_m, r.block_n, r.stages, r.takes_softcap));
   };
   if (split)
     sm90 ? add(forward_rows_sm90_split) : add(forward_rows_cpu_split);
@@ -120,7 +120,7 @@ PYBIND11_MODULE(_plan, m) {
   m.def("forward", &forward, py::kw_only(), py::arg("machine"), py::arg("dtype"), py::arg("batch"), py::arg("heads"), py::arg("heads_k"),
         py::arg("length_q"), py::arg("length_k"), py::arg("head_dim"), py::arg("value_dim"), py::arg("corner"), py::arg("window_left"),
         py::arg("window_right"), py::arg("processors") = 132, py::arg("configuration") = -1, py::arg("cpu_features") = "",
-        py::arg("modified") = false, py::arg("sinks") = false, py::arg("splits") = -1);
+        py::arg("modified") = false, py::arg("sinks") = false, py::arg("softcap") = false, py::arg("splits") = -1);
   m.def("configurations", &configurations, py::arg("machine"), py::arg("modified") = false, py::arg("split") = false);
   py::class_<backward_plan>(m, "BackwardPlan")
       .def_property_readonly("kernel", [](const backward_plan& p) { return p.kernel; })

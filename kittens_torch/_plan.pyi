@@ -47,6 +47,7 @@ def forward(
     cpu_features: str = "",
     modified: bool = False,
     sinks: bool = False,
+    softcap: bool = False,
     splits: int = -1,
 ) -> ForwardPlan: ...
 

@@ -138,12 +138,13 @@ def plan(
     checked_configuration: int | None = None,
     modified: bool = False,
     sinks: bool = False,
+    softcap: bool = False,
 ) -> Any:
     """The plan module's answer for operands of the forward op. Only where `has_plan()`.
 
     checked_configuration: the configuration that `checked_machine` forces (-1: none) where the checking flavour runs.
     modified: whether something modifies the scores beyond a scale, a key interval and sinks.
-    sinks: whether there are sinks.
+    sinks: whether there are sinks; softcap: a soft cap.
     """
     assert _plan is not None
     checked = checked_configuration is not None
@@ -170,6 +171,7 @@ def plan(
         configuration=checked_configuration if checked_configuration is not None else -1,
         modified=modified,
         sinks=sinks,
+        softcap=softcap,
     )
 
 

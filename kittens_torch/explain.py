@@ -111,6 +111,7 @@ def _plan_of(operands: call.Operands) -> Any:
         ops.checked_configuration() if operands.query.device.type == "cpu" else None,
         operands.modifiers is not None and operands.modifiers.is_more_than_sinks,
         operands.modifiers is not None,
+        operands.modifiers is not None and operands.modifiers.softcap != 0.0,
     )
 
 

@@ -191,8 +191,12 @@ def modifiers(device: str, given: dict[str, Any], names: tuple[str, ...]) -> lis
 
 
 def wrong_forward_modified(device: str) -> Iterator[str]:
-    for row, (head_dim, value_dim, *_) in enumerate(dispatch._plan.configurations(machine(device), True)):
+    for row, (head_dim, value_dim, *_, takes_softcap) in enumerate(
+        dispatch._plan.configurations(machine(device), True)
+    ):
         for case, lengths, interval, given in cases():
+            if "softcap" in given and not takes_softcap:
+                continue
             tensors = grouped(lengths, head_dim, value_dim)
             names = ("mask", "bias", "key_lengths", "alibi_slopes", "sinks", "dropout_state")
             options = modifiers(device, given, names)
@@ -206,7 +210,7 @@ def wrong_forward_modified(device: str) -> Iterator[str]:
 
 def wrong_backward_modified(device: str) -> Iterator[str]:
     """With the bias's gradient wherever there is a bias."""
-    for head_dim, value_dim, *_ in dispatch._plan.configurations(machine(device), True):
+    for head_dim, value_dim in dict.fromkeys(row[:2] for row in dispatch._plan.configurations(machine(device), True)):
         for case, lengths, interval, given in cases():
             tensors, bias = grouped(lengths, head_dim, value_dim), given.get("bias")
             sources = normal(1, 2, lengths[0], value_dim, dtype=DTYPE), normal(1, 2, lengths[0])

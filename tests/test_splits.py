@@ -225,7 +225,7 @@ def test_plan_takes_every_row(machine: str, head_dim: int, row: int) -> None:
     plan = plan_of(head_dim, machine=machine)
     assert plan.kernel == f"split_forward_{machine}" and plan.configuration == row and plan.heads_as_rows
     table = dispatch._plan.configurations(machine, split=True)
-    assert table[row] == (*table[row][:2], plan.block_m, plan.block_n, plan.stages) and len(table) == 3
+    assert table[row] == (*table[row][:2], plan.block_m, plan.block_n, plan.stages, True) and len(table) == 3
     assert plan.splits > 1 and plan.grid == 8 * plan.splits <= 132
     assert plan.workspace_values == plan.grid * 64 * (table[row][1] + 1)
 

@@ -188,7 +188,7 @@ template <class C> struct forward_kernel {
           real factor = p.scale_log2;
           if (!p.rules.scores_are_plain()) {
             if (C::bias_early && block.first()) load_bias(w);
-            factor = p.rules.template modify<C::bias_early>(scores, bias, at);
+            factor = p.rules.template modify<C::row.takes_softcap, C::bias_early>(scores, bias, at);
           }
           if (cut) keep_columns(scores, first, end);
           if (masked) p.rules.hide(scores, at);

@@ -27,7 +27,7 @@ template <class T, const auto& Rows, int Row, mask_class Class, bool Split = fal
   // Modified: a bias loads under the products that make the scores. With three consumers the registers do not hold it then.
   static constexpr bool bias_early = modified && consumers == 2;
   // Modified: a soft cap and the exponentials in one pass. With three consumers, or wider values, it spills.
-  static constexpr bool one_pass = modified && consumers == 2 && value_dim <= 128;
+  static constexpr bool one_pass = modified && row.takes_softcap && consumers == 2 && value_dim <= 128;
   static constexpr bool moves_registers = consumers > 1;  // a lone consumer has all that a thread may have from the launch on
   static_assert(producer_registers + consumers * consumer_registers <= kittens::registers_to_share(consumers + 1), "registers: a CTA has no more");
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "block_m: 64 query rows for each of 1 to 3 consumer warpgroups");

@@ -75,15 +75,16 @@ template <class Element> struct score_rules {
     if (bias_in_pairs<Keys>(at)) load_pairs(bias, bias_rows(static_cast<const Element*>(given.bias), at));
   }
 
-  // The scores become those of the softmax, in base 2 but for the factor that is returned, masks aside. Loads: pairs of the bias are what load_bias
-  // has brought.
-  template <bool Loads, int Keys>
+  // The scores become those of the softmax, in base 2 but for the factor that is returned, masks aside. Caps: there may be a soft cap. Loads: pairs of
+  // the bias are what load_bias has brought.
+  template <bool Caps, bool Loads, int Keys>
   KITTENS_INLINE real modify(kittens::register_tile<real, Keys>& scores, const kittens::register_tile<Element, Keys>& bias, score_place at) const {
     real factor = scale_log2;
-    if (cap_log2 != real(0)) {
-      cap(scores);
-      factor = cap_log2;
-    }
+    if constexpr (Caps)
+      if (cap_log2 != real(0)) {
+        cap(scores);
+        factor = cap_log2;
+      }
     if (given.bias) {
       const auto add = [=](real x, real b) { return x * factor + in_base_two(b); };
       const Element* same_type = static_cast<const Element*>(given.bias);

@@ -12,6 +12,7 @@ struct forward_rule {
   int64_t longest;          // largest length_k
   int configuration;
   const char* reason;
+  bool takes_softcap = true;
 };
 
 // Where all tiles of 64 rows fit the multiprocessors at once. Of two head dims the larger counts; those between 128 and 192 keep their row.
@@ -78,8 +79,9 @@ constexpr forward_rule rules_sm90[] = {
 
 constexpr forward_rule rules_sm90_modified[] = {
     {64, 64, true, any_length, 0, "head_dim <= 64, modified scores: 128x128 tiles"},
-    {128, 128, true, any_length, 1, "head_dim <= 128, modified scores: 128x128 tiles"},
-    {256, 256, true, any_length, 2, "head_dim <= 256, modified scores: 128x64 tiles"},
+    {128, 128, true, any_length, 1, "head_dim <= 128, modified scores: 128x128 tiles", false},
+    {128, 128, true, any_length, 2, "head_dim <= 128, modified scores, a soft cap: 128x128 tiles"},
+    {256, 256, true, any_length, 3, "head_dim <= 256, modified scores: 128x64 tiles"},
 };
 
 constexpr forward_rule rules_cpu[] = {
@@ -142,9 +144,9 @@ constexpr backward_rule backward_rules_cpu[] = {
     {256, 256, 2, "head_dim <= 256: steps of 64 queries"},
 };
 
-template <int N> const backward_rule* find_rule(const backward_rule (&rules)[N], const forward_problem& p, bool softcap) {
+template <int N> const backward_rule* find_rule(const backward_rule (&rules)[N], const forward_problem& p) {
   for (const backward_rule& rule : rules)
-    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && (rule.takes_softcap || !softcap)) return &rule;
+    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && (rule.takes_softcap || !p.softcap)) return &rule;
   return nullptr;
 }
 
@@ -165,7 +167,9 @@ int64_t element_bytes(element_type type) {
 
 template <int N> const forward_rule* find_rule(const forward_rule (&rules)[N], const forward_problem& p, bool interval) {
   for (const forward_rule& rule : rules)
-    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && interval == rule.interval && p.length_k <= rule.longest) return &rule;
+    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && interval == rule.interval && p.length_k <= rule.longest &&
+        (rule.takes_softcap || !p.softcap))
+      return &rule;
   return nullptr;
 }
 
@@ -232,6 +236,11 @@ bool choose_row(Plan& plan, const decltype(Plan::row) (&rows)[N], const Rule* ru
   if (p.head_dim > rows[chosen].head_dim || p.value_dim > rows[chosen].value_dim) {
     plan.row = rows[chosen];
     plan.reason = "the row of the configuration table takes smaller head dimensions";
+    return false;
+  }
+  if (p.softcap && !rows[chosen].takes_softcap) {
+    plan.row = rows[chosen];
+    plan.reason = "this row of the table takes no soft cap";
     return false;
   }
   plan.configuration = chosen;
@@ -332,16 +341,11 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   plan.kernel = sm90 ? "backward_sm90" : "backward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
   const bool chosen =
-      !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p, request.softcap), p, configuration)
+      !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration)
       : p.modified
-          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p, request.softcap), p, configuration)
-          : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p, request.softcap), p, configuration);
+          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p), p, configuration)
+          : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration);
   if (!chosen) return plan;
-  if (request.softcap && !plan.row.takes_softcap) {
-    plan.configuration = -1;
-    plan.reason = "this row of the table takes no soft cap";
-    return plan;
-  }
   if (p.modified && plan.mask.length_k > 0) plan.mask = with_every_key(plan.mask);
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };

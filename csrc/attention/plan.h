@@ -21,6 +21,7 @@ struct forward_problem {
   kittens::cpu_flavour flavour = kittens::cpu_flavour::generic;  // cpu: the instruction set that runs it
   bool modified = false;  // with score_modifiers
   bool sinks = false;     // with sinks alone
+  bool softcap = false;   // with a soft cap
 };
 
 struct forward_plan {
@@ -49,7 +50,6 @@ struct backward_request {
   bool deterministic;          // the same bit for bit at every run
   bool need_bias = false;      // dbias
   bool bias_apart[4] = {};     // where the bias is not broadcast
-  bool softcap = false;        // there is a soft cap
   double scale = 1;
 };
 

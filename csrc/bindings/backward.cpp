@@ -28,9 +28,10 @@ struct backward_call {
 
   // Whether the modified kernels are needed: sinks alone are in the logsumexp.
   bool modifies() const { return modifiers && modifiers_of(*modifiers, query, key).any(); }
+  bool caps() const { return modifiers && modifiers->softcap != 0; }
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
   backward_request request() const {
-    backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, modifiers && modifiers->softcap != 0, scale};
+    backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, scale};
     for (int d = 0; need_bias && d < 4; d++) r.bias_apart[d] = modifiers->bias->size(d) != 1;
     return r;
   }
@@ -239,6 +240,7 @@ gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked
   forward_problem problem = problem_of(machine_kind::cpu, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, threads);
   if (checked_seed) problem.machine = machine_kind::sm90;  // the checked machine runs the H200's configurations
   problem.modified = modified;
+  problem.softcap = c.caps();
   const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, false);
@@ -272,6 +274,7 @@ gradients_of_call run_cuda(const backward_call& c) {
   forward_problem problem =
       problem_of(machine_kind::sm90, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, kittens::multiprocessors(device));
   problem.modified = c.modifies();
+  problem.softcap = c.caps();
   const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, true);

@@ -106,6 +106,7 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
   problem.modified = modifiers.any();
   problem.sinks = modifiers.sinks != nullptr;
+  problem.softcap = modifiers.softcap != 0;
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
   forward_outputs out = make_outputs(query, value, into);
@@ -149,6 +150,7 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
   problem.modified = modifiers.any();
   problem.sinks = modifiers.sinks != nullptr;
+  problem.softcap = modifiers.softcap != 0;
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
   forward_outputs out = make_outputs(query, value, into);
