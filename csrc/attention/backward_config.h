@@ -22,6 +22,8 @@ struct backward_row {
   // The kernel that owns keys: logsumexp and delta begin S and dP as terms, by a product more of depth 16, and no step loads them
   // (backward_row_values.cuh).
   bool folds = false;
+  // Of the modified class: a bool mask that vectors read is all there is, and every tile of keys is whole.
+  bool mask_alone = false;
 
   constexpr bool sums_query() const { return sums_from > 0; }
   constexpr int block_k() const { return roles ? 64 : 128; }
@@ -49,6 +51,8 @@ inline constexpr backward_row backward_rows_sm90_modified[] = {
     {128, 128, false, 64, 2, 2, 0, 64, 3, 2, false},
     {128, 128, true, 64, 2, 2, 0, 64, 3, 2},
     {256, 256, true, 64, 2, 1, 0, 32, 2, 2},
+    {64, 64, false, 128, 2, 2, 1, 64, 3, 2, false, false, true},
+    {128, 128, false, 64, 2, 2, 1, 64, 3, 2, false, true, true},
 };
 
 // The cpu machine: no limit of registers, so that both warpgroups share the tiles of Q and dO; dQ is summed by its owner, always.

@@ -14,6 +14,7 @@
 #pragma once
 #include "backward_modifiers.cuh"
 #include "backward_row_values.cuh"
+#include "backward_scout.cuh"
 #include "backward_turns.cuh"
 
 namespace kittens_torch {
@@ -32,12 +33,13 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder> struct backward_key
   typename shapes::query query[C::stages];
   typename shapes::gradient gradient[C::stages];
   kittens::optional_tile<backward_score_gradients<C>, SumsQuery> score_gradients;
-  kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
-  kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
+  kittens::optional_tile<backward_notes<backward_note_of<C>, C::stages>, C::modified> notes;
+  kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified && !C::mask_alone> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
   kittens::ring_flags<C::stages, !Folds> query_flags, gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
   kittens::optional_tile<kittens::turnstile, InOrder> turnstile;
+  kittens::optional_tile<kittens::mailbox<backward_mask_note>, C::mask_alone> found;
 };
 
 // How a step makes weights of scores: all are visible; the interval hides some; the bool mask does, and nothing else is to be done; whatever
@@ -62,6 +64,7 @@ template <class C, class Shared, bool InOrder = false> struct backward_keys_prod
     producer query(s.query, s.query_flags);
     producer gradient(s.gradient, s.gradient_flags);
     sender mail(s.mail);
+    [[maybe_unused]] backward_found<C> found(s);
     int tile = InOrder && p.counter ? take_tile(p.counter, cta) - cta.count : cta.index;
     while (tile < p.tiles) {
       const backward_key_work<C>& w = mail.make(p, begun_as(p, tile));
@@ -69,18 +72,28 @@ template <class C, class Shared, bool InOrder = false> struct backward_keys_prod
       value.follow(key);
       key.load(p.key, {w.key, w.head, w.batch});
       value.load(p.value, {w.key, w.head, w.batch});
-      auto load_step = [&](int head, int i, [[maybe_unused]] bool last) {
+      auto load_step = [&](int head, int i, [[maybe_unused]] unsigned flags, [[maybe_unused]] int jump = 0) {
         const int row = i * C::block_q, at = (w.batch * p.heads + head) * p.padded_q + row;
         gradient.follow(query);
-        if constexpr (C::modified)
-          query.load(p.query, {row, head, w.batch}, note_rider(s.notes.tile.note, note(p, w, head, i, last)),
+        if constexpr (C::mask_alone)
+          query.load(p.query, {row, head, w.batch}, note_rider(s.notes.tile.note, backward_mask_note(head, i, flags, jump)), s.rows.with_query(p, at));
+        else if constexpr (C::modified)
+          query.load(p.query, {row, head, w.batch}, note_rider(s.notes.tile.note, note(p, w, head, i, flags != 0)),
                      s.rows.with_query(p, at),
                      tile_rider(s.bias.tile.tile, p.bias, p.bias_at(row, w.key, head, w.batch), p.bias_travels));
         else
           query.load(p.query, {row, head, w.batch}, s.rows.with_query(p, at));
         s.rows.load_gradient(gradient, p, {row, head, w.batch}, at);
       };
-      if constexpr (C::modified) {
+      if constexpr (C::mask_alone) {
+        KITTENS_NO_UNROLL for (unsigned flags = 0; !(flags & backward_note::is_last);) {
+          const backward_mask_note& step = found.wait();
+          const int head = step.head, block = step.block, jump = step.jump;
+          flags = step.flags;
+          found.release();
+          load_step(head, block, flags, jump);
+        }
+      } else if constexpr (C::modified) {
         const int end_head = (w.head + 1) * p.group;
         int head = w.head * p.group, block = w.first;
         p.seek(w, head, block);
@@ -122,7 +135,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
   using params = backward_key_params<C>;
   using shared = backward_keys_shared<C, SumsQuery, Folds, InOrder>;
   using turns = backward_turns<C, shared>;
-  static constexpr int consumers = 2, warpgroups = consumers + 1, elected = InOrder ? 1 + turns::threads : 1;
+  static constexpr int consumers = 2, warpgroups = consumers + 1, elected = InOrder ? 1 + turns::threads : C::mask_alone ? 2 : 1;
   static constexpr bool starts_early = true;
 
   static KITTENS_KERNEL void run(const params& p, shared& s, kittens::cta cta) {
@@ -133,16 +146,20 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
     constexpr int stored = first_free_barrier + 1;
     // At 128 queries a step dQ in its own step is the faster one (head_dim 64, full, 16k keys: 548 against 521 TFLOP/s).
     constexpr bool late = SumsQuery && C::block_q == 64;
-    static_assert(!SumsQuery || !C::modified, "sums_query: the modified class makes dQ by its owner");
+    static_assert(!SumsQuery || !C::modified || C::mask_alone, "sums_query: the modified class makes dQ by its owner, but for a bool mask alone");
     static_assert(!InOrder || SumsQuery, "in order: there are sums");
     if constexpr (InOrder)
       if (cta.warpgroup == 0 && cta.elect()) s.turnstile.tile.init(consumers);
+    if constexpr (C::mask_alone)
+      if (cta.warpgroup == 0 && cta.elect()) s.found.tile.init(0, 1);
     backward_barriers(s, cta, consumers, elected - 1);
 
     if (cta.warpgroup == 0) {
       cta.template give_registers<C::producer_registers>();
       if (cta.elect()) backward_keys_producer<C, shared, InOrder>::run(p, s, cta);
       if constexpr (InOrder) turns::run(p, s, cta);
+      if constexpr (C::mask_alone)
+        if (cta.elect(1)) backward_scout<C, shared>::run(p, s);
       return;
     }
 
@@ -168,6 +185,14 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       value.follow(key);
       auto& k = key.wait();
       auto& v = value.wait();
+      // Zero times NaN is NaN: keys that no row sees become zero before dQ meets them.
+      if constexpr (C::mask_alone) {
+        const auto unseen = [&](int r) { return p.key_is_unseen(w, w.key + r); };
+        if (any_of<C::block_k>(unseen)) {
+          zero_rows<64>(rows_of(k, wg * 64), [&](int r) { return unseen(wg * 64 + r); });
+          publish(meet);
+        }
+      }
       fill(key_gradient, real(0));
       fill(value_gradient, real(0));
 
@@ -207,7 +232,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
         if constexpr (C::modified) if constexpr (by_mask) load_bytes_transposed(seen, p.rules.mask_rows({w.batch, head, i * C::block_q, w.key + mine}));
         typename backward_row_values<C, Folds>::operands operands;
         s.rows.multiply_key(scores, operands, rows_of(k, mine), q, query.last());
-        if constexpr (C::modified) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
+        if constexpr (C::modified && !C::mask_alone) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
           mma_wait<0>();
           mma_done(scores);
           const backward_scores<T, true, C::row.takes_softcap> tile(p, w.batch, head);
@@ -266,11 +291,18 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
           turn ^= 1;
           if constexpr (!late || !first) {
             mma_done(query_gradient);
-            sums.advance(late ? ahead : blocks.way * p.sum_step);
+            if constexpr (!late && C::mask_alone) {
+              sums.advance(s.notes.tile.note[query.last()].jump);
+            } else {
+              sums.advance(late ? ahead : blocks.way * p.sum_step);
+            }
             add_query_gradient();
           }
-          if constexpr (late)
+          if constexpr (late && C::mask_alone) {
+            ahead = s.notes.tile.note[query.last()].jump;
+          } else if constexpr (late) {
             ahead = i == blocks.first && head != first_head ? blocks.to_next_head(p.steps) * p.sum_step : blocks.way * p.sum_step;
+          }
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -292,7 +324,23 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       if constexpr (C::modified) {
         const int beyond = w.key + C::block_k;
         const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && beyond <= p.keys_of(w.batch);
-        for (bool last = false; !last;) {
+        constexpr backward_kind<backward_block::masked> by_mask;
+        if constexpr (C::mask_alone) {
+          auto any_step = [&](auto first) {
+            const auto& q = next_query();
+            const backward_note note = s.notes.tile.note[query.last()];
+            const int head = uniform(note.head), i = uniform(note.block);
+            const bool last = uniform(note.last());
+            if (uniform(note.hides(wg)))
+              step(q, head, i, by_mask, first);
+            else
+              step(q, head, i, plain, first);
+            return last;
+          };
+          bool last = false;
+          if constexpr (late) last = any_step(yes);
+          while (!last) last = any_step(no);
+        } else for (bool last = false; !last;) {
           const auto& q = next_query();
           const backward_note note = s.notes.tile.note[query.last()];
           const int head = uniform(note.head), i = uniform(note.block);
@@ -325,7 +373,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
         }
       }
       if constexpr (late)
-        if (any) {  // dQ of the last step
+        if (any || C::mask_alone) {  // dQ of the last step
           named_barrier{stored + 2 * (1 - wg) + (turn ^ 1), consumers}.sync();
           mma_begin(query_gradient);
           make_query_gradient(s.score_gradients.tile.tile[turn ^ 1]);

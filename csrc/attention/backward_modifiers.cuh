@@ -20,8 +20,15 @@ struct backward_note {
   KITTENS_INLINE bool hides_any() const { return flags & 3; }
   KITTENS_INLINE bool last() const { return flags & is_last; }  // of its tile
 };
-template <int Stages> struct backward_notes {
-  backward_note note[Stages];
+// Mask alone: also how far its sums lie behind those of the step that is visited before it; of the first, behind a step before the first.
+struct backward_mask_note : backward_note {
+  int jump;
+  KITTENS_INLINE backward_mask_note() {}
+  KITTENS_INLINE backward_mask_note(int head, int block, unsigned flags, int jump) : backward_note{head, block, flags}, jump(jump) {}
+};
+template <class C> using backward_note_of = std::conditional_t<C::mask_alone, backward_mask_note, backward_note>;
+template <class Note, int Stages> struct backward_notes {
+  Note note[Stages];
 };
 
 // What `weigh` makes of the soft cap's derivative 1 - tanh^2: nothing, a factor of the weights, or a tile of its own.

@@ -19,7 +19,7 @@ template <class C> struct backward_query_shared {
   typename shapes::owned_gradient gradient[1];
   typename shapes::key_block key[C::key_stages];
   typename shapes::value_block value[C::value_stages];
-  kittens::optional_tile<backward_notes<C::key_stages>, C::modified> notes;
+  kittens::optional_tile<backward_notes<backward_note, C::key_stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::query_bias, C::key_stages>, C::modified> bias;
   kittens::ring_flags<1> query_flags, gradient_flags;
   kittens::ring_flags<C::key_stages, C::modified> key_flags;

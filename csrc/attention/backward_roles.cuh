@@ -21,7 +21,7 @@ template <class C> struct backward_roles_shared {
   typename shapes::gradient gradient[C::stages];
   kittens::shared_tile<typename C::element, 64, C::block_q> weights[2];
   backward_row_values<C, false> rows;
-  kittens::optional_tile<backward_notes<C::stages>, C::modified> notes;
+  kittens::optional_tile<backward_notes<backward_note, C::stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
   kittens::ring_flags<C::stages, true> query_flags, gradient_flags;

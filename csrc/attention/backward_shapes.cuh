@@ -23,11 +23,11 @@ template <class T, const auto& Rows, int Row, bool Modified = false> struct back
   static constexpr int head_dim = row.head_dim, value_dim = row.value_dim;
   static constexpr int block_q = row.block_q, block_k = row.block_k(), stages = row.stages, tile_stages = row.tile_stages;
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
-  static constexpr bool modified = Modified;
+  static constexpr bool modified = Modified, mask_alone = row.mask_alone;
   static constexpr int bias_stages = backward_bias_stages(row);
   // The producer of the modified class looks up which blocks are empty.
-  static constexpr int producer_registers = !modified ? 24 : head_dim > 64 ? 40 : 56;
-  static constexpr int consumer_registers = !modified ? 240 : head_dim > 64 ? 232 : 224;
+  static constexpr int producer_registers = !modified ? 24 : mask_alone ? 24 : head_dim > 64 ? 40 : 56;
+  static constexpr int consumer_registers = !modified ? 240 : mask_alone ? 240 : head_dim > 64 ? 232 : 224;
   static_assert(producer_registers + 2 * consumer_registers <= kittens::registers_to_share(3), "registers: a CTA has no more");
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
@@ -164,6 +164,13 @@ template <class C> struct backward_key_params : backward_problem<C>, travelling_
     if constexpr (C::block_q > class_tile)
       if (classes.row_tiles > 1) what |= of[1];
     return what;
+  }
+  // Whether no row of any head that has the keys of w sees a key.
+  template <class Work> KITTENS_INLINE bool key_is_unseen(const Work& w, int key) const {
+    bool seen = false;
+    KITTENS_NO_UNROLL for (int head = w.head * this->group; head < (w.head + 1) * this->group; head++)
+      seen = seen || this->rules.classes.key_is_seen(w.batch, head, key);
+    return !seen;
   }
   // The first step from (head, block) on that the mask does not hide as a whole; the head after the group's last where there is none.
   template <class Work> KITTENS_INLINE void seek(const Work& w, int& head, int& block) const {

@@ -106,7 +106,7 @@ template <class C> struct backward_launch {
     // With their sums the heads of a group take twice the memory (1k keys, causal: 128 heads of 64 take 1.09 of the time of 64).
     const int64_t row_bytes = columns * sizeof(typename C::element) + (a.query_sum ? C::head_dim * sizeof(real) : 0);
     set(p, (a.mask.length_k + C::block_k - 1) / C::block_k, heads_k, row_bytes * length_q * (heads / heads_k), a.key_grid, a.key_counter);
-    if constexpr (C::modified)
+    if constexpr (C::modified && !C::mask_alone)
       if ((error = map_bias(p.bias))) return error;
     p.query_sum = static_cast<real*>(a.query_sum);
     p.steps = a.padded_q / C::block_q;
@@ -167,6 +167,16 @@ template <class C> struct backward_launch {
 
   const char* run() const {
     if (const char* error = prepare()) return error;
+    if constexpr (C::mask_alone) {
+      const char* error = keys<keys_kernel<true, C::folds>>();
+      return error ? error : finish();
+    } else {
+      return run_kernels();
+    }
+  }
+
+ private:
+  const char* run_kernels() const {
     if constexpr (C::row.sums_query())
       if (a.query_sum) {
         const char* error = a.query_turns ? keys<keys_kernel<true, C::folds, true>>() : keys<keys_kernel<true, C::folds>>();

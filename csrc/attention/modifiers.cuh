@@ -36,11 +36,8 @@ template <class Element> struct score_rules {
     cap_tanh = kittens::small_tanh<real>(1, cap_scale);
     bias_has_pairs = modifiers.bias && !modifiers.bias_is_real && modifiers.bias_stride[3] == 1 &&
                      reinterpret_cast<uintptr_t>(modifiers.bias) % (2 * sizeof(Element)) == 0;
-    mask_has_vectors = modifiers.mask && modifiers.mask_stride[3] == 1 && reinterpret_cast<uintptr_t>(modifiers.mask) % 16 == 0;
-    for (int d = 0; d < 3; d++) {
-      bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
-      mask_has_vectors = mask_has_vectors && modifiers.mask_stride[d] % 16 == 0;
-    }
+    for (int d = 0; d < 3; d++) bias_has_pairs = bias_has_pairs && modifiers.bias_stride[d] % 2 == 0;
+    mask_has_vectors = modifiers.mask_has_vectors();
   }
 
   // Keys from here on are hidden in this batch.

@@ -29,7 +29,14 @@ struct score_modifiers {
   int start = 0;     // the kernel's key 0 is this one of the caller's, whose keys all of the above counts
 
   // Whether any of it is more than sinks, which every class has.
-  bool any() const { return mask || bias || key_lengths || alibi_slopes || dropout_state || softcap != 0; }
+  bool any() const { return mask || beyond_mask(); }
+  bool beyond_mask() const { return bias || key_lengths || alibi_slopes || dropout_state || softcap != 0; }
+  // Whether 16 keys of a row of the mask are one load, from a multiple of 16 on.
+  bool mask_has_vectors() const {
+    bool aligned = mask && mask_stride[3] == 1 && reinterpret_cast<uintptr_t>(mask) % 16 == 0;
+    for (int d = 0; d < 3; d++) aligned = aligned && mask_stride[d] % 16 == 0;
+    return aligned;
+  }
 };
 
 // Where a (batch, head, row, key) lies, with the caller's key.

@@ -121,6 +121,7 @@ struct backward_rule {
   int configuration;
   const char* reason;
   bool takes_softcap = true;
+  bool mask_alone = false;  // for calls that a bool mask alone modifies, and for no others
 };
 
 constexpr backward_rule backward_rules_sm90[] = {
@@ -132,6 +133,8 @@ constexpr backward_rule backward_rules_sm90[] = {
 };
 
 constexpr backward_rule backward_rules_sm90_modified[] = {
+    {64, 64, 4, "head_dim <= 64, a bool mask alone: 128 keys, steps of 128 queries", false, true},
+    {128, 128, 5, "head_dim <= 128, a bool mask alone: 128 keys, steps of 64 queries", false, true},
     {64, 64, 0, "head_dim <= 64: 128 keys, steps of 64 queries"},
     {128, 128, 1, "head_dim <= 128: 128 keys, steps of 64 queries", false},
     {128, 128, 2, "head_dim <= 128, a soft cap: 64 keys, a warpgroup for each gradient"},
@@ -144,9 +147,10 @@ constexpr backward_rule backward_rules_cpu[] = {
     {256, 256, 2, "head_dim <= 256: steps of 64 queries"},
 };
 
-template <int N> const backward_rule* find_rule(const backward_rule (&rules)[N], const forward_problem& p) {
+template <int N> const backward_rule* find_rule(const backward_rule (&rules)[N], const forward_problem& p, bool mask_alone = false) {
   for (const backward_rule& rule : rules)
-    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && (rule.takes_softcap || !p.softcap)) return &rule;
+    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && (rule.takes_softcap || !p.softcap) && (mask_alone || !rule.mask_alone))
+      return &rule;
   return nullptr;
 }
 
@@ -340,17 +344,26 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   backward_plan plan{};
   plan.kernel = sm90 ? "backward_sm90" : "backward_cpu";
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
+  const bool may_fold = request.scale >= least_folded_scale && request.scale <= most_folded_scale;
+  // dQ is summed, in any order, by a kernel that folds.
+  const bool mask_alone = request.mask_alone && request.need_query && request.need_keys && !request.deterministic && may_fold &&
+                          p.corner == 0 && p.window_left < 0 && p.window_right < 0 && p.length_k % 128 == 0;
   const bool chosen =
       !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration)
       : p.modified
-          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p), p, configuration)
+          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p, mask_alone), p, configuration)
           : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration);
   if (!chosen) return plan;
+  if (plan.row.mask_alone && !mask_alone) {
+    plan.configuration = -1;
+    plan.reason = "this row of the table takes a bool mask alone, all gradients but in no fixed order, and a multiple of 128 keys";
+    return plan;
+  }
   if (p.modified && plan.mask.length_k > 0) plan.mask = with_every_key(plan.mask);
   const auto ceiling = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
   const auto grid_of = [&](int64_t tiles) { return static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max(p.processors, 1))); };
-  const bool may_fold = plan.row.folds && request.scale >= least_folded_scale && request.scale <= most_folded_scale;
-  plan.sums_query = plan.row.sums_query() && (may_fold || !plan.row.folds) && request.need_query && request.need_keys &&
+  const bool folds = plan.row.folds && may_fold;
+  plan.sums_query = plan.row.sums_query() && (folds || !plan.row.folds) && request.need_query && request.need_keys &&
                     (configuration >= 0 || visible_keys(plan.mask, p.length_q) >= plan.row.sums_from);
   plan.in_order = plan.sums_query && request.deterministic;
   plan.padded_q = ceiling(p.length_q, plan.row.block_q) * plan.row.block_q;
@@ -358,7 +371,7 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   plan.query_tiles = ceiling(p.length_q, plan.row.block_m) * p.heads * p.batch;
   plan.key_grid = grid_of(plan.key_tiles);
   plan.query_grid = grid_of(plan.query_tiles);
-  plan.folds = may_fold && request.need_keys;
+  plan.folds = folds && request.need_keys;
   plan.vectors = !plan.folds || (request.need_query && !plan.sums_query);
   plan.query_rows = p.batch * p.heads * plan.padded_q;
   plan.query_sum_values = plan.sums_query ? plan.query_rows * plan.row.head_dim : 0;

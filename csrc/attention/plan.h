@@ -51,6 +51,7 @@ struct backward_request {
   bool need_bias = false;      // dbias
   bool bias_apart[4] = {};     // where the bias is not broadcast
   double scale = 1;
+  bool mask_alone = false;     // what modifies the scores is a bool mask that has vectors (modifiers.h)
 };
 
 struct backward_plan {

@@ -32,6 +32,10 @@ struct backward_call {
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
   backward_request request() const {
     backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, scale};
+    if (modifiers) {
+      const score_modifiers m = modifiers_of(*modifiers, query, key);
+      r.mask_alone = m.mask_has_vectors() && !m.beyond_mask();
+    }
     for (int d = 0; need_bias && d < 4; d++) r.bias_apart[d] = modifiers->bias->size(d) != 1;
     return r;
   }
