@@ -36,7 +36,8 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder> struct backward_key
   kittens::optional_tile<backward_notes<backward_note_of<C>, C::stages>, C::modified> notes;
   kittens::optional_tile<bias_stages<typename shapes::key_bias, C::stages>, C::modified && !C::mask_alone> bias;
   kittens::ring_flags<C::tile_stages> key_flags, value_flags;
-  kittens::ring_flags<C::stages, !Folds> query_flags, gradient_flags;
+  kittens::ring_flags<C::stages, !Folds || C::modified> query_flags;  // a note is read by threads
+  kittens::ring_flags<C::stages, !Folds> gradient_flags;
   kittens::mailbox<backward_key_work<C>> mail;
   kittens::optional_tile<kittens::turnstile, InOrder> turnstile;
   kittens::optional_tile<kittens::mailbox<backward_mask_note>, C::mask_alone> found;
