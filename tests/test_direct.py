@@ -200,7 +200,7 @@ def test_nothing_is_kept() -> None:
         ops.direct_forward(query, query, query, None, 0)
         ops.direct_forward(bad, bad, bad, None, 0)
         ops.direct_forward(query.transpose(2, 3), query, query, None, 0)
-    assert objects() == before and sys.getrefcount(query) == references
+    assert objects() <= before and sys.getrefcount(query) == references
 
 
 @pytest.mark.gpu

@@ -127,7 +127,7 @@ def test_the_same_weights_from_every_configuration(head_dim: int) -> None:
     query, key, _ = inputs("cpu", torch.bfloat16, heads=2, length_q=140, length_k=200, head_dim=head_dim)
     expected = kept(state, 0.3, 1, 2, 140, 200)
     ran = 0
-    for configuration in range(3):
+    for configuration in range(4):
         runs = (
             lambda *operands, c=configuration: ops.forward_modified(*operands, c),
             lambda *operands, c=configuration: ops.checked_forward_modified(*operands, c, 5),
@@ -136,7 +136,7 @@ def test_the_same_weights_from_every_configuration(head_dim: int) -> None:
             try:
                 mine = recovered(query, key, state, 0.3, run)
             except RuntimeError as error:
-                assert "smaller head dim" in str(error)
+                assert "smaller head dim" in str(error) or "no such row" in str(error)
                 continue
             ran += 1
             assert torch.equal(mine, expected)

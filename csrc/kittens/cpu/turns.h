@@ -2,6 +2,7 @@
 // for ever. Internal to machine.cpp.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -43,7 +44,9 @@ class launch_turns {
     if (passed_ == seen) {
       asleep_++;
       look_for_deadlock();
-      changed_.wait(lock, [&] { return passed_ != seen || dead_ || failed_; });
+      // Not wait(): its symbol is of g++ 12's libstdc++, and the library runs with that of g++ 11.
+      while (!changed_.wait_for(lock, std::chrono::hours(1), [&] { return passed_ != seen || dead_ || failed_; })) {
+      }
     }
     if (passed_ != seen) return true;
     if (!dead_) throw abandoned("another CTA has failed");
