@@ -51,6 +51,7 @@ inline constexpr backward_row backward_rows_sm90_modified[] = {
     {128, 128, false, 64, 2, 2, 0, 64, 3, 2, false},
     {128, 128, true, 64, 2, 2, 0, 64, 3, 2},
     {256, 256, true, 64, 2, 1, 0, 32, 2, 2},
+    // A bool mask alone. Half of 4k keys padding, head_dim 64: 642 against 1010 us; documents in 16k, head_dim 128: 850 against 1296.
     {64, 64, false, 128, 2, 2, 1, 64, 3, 2, false, false, true},
     {128, 128, false, 64, 2, 2, 1, 64, 3, 2, false, true, true},
 };
