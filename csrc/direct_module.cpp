@@ -189,7 +189,8 @@ PyMethodDef methods[] = {
     {"prepare", &prepare, METH_VARARGS, "prepare(library, torch.Tensor, torch.nn.Parameter, torch.empty_like, questions, is_grad_enabled, autocasts)"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "_direct", "The forward op without torch's dispatcher; see ops.py.", -1, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_direct", "The forward op without torch's dispatcher; see ops.py.", -1, methods, nullptr, nullptr,
+                      nullptr, nullptr};
 
 }  // namespace
 

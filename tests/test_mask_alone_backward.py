@@ -10,7 +10,7 @@ from helpers import normal
 from test_modified_backward import Call, call, options, replace_options
 from torch import Tensor
 
-from kittens_torch import attention, dispatch
+from kittens_torch import attention
 
 LENGTH_K = 384
 machines = pytest.mark.parametrize(
@@ -147,7 +147,6 @@ def test_long_rows(name: str, head_dim: int) -> None:
         assert ((mine.double() - other).abs().max() / other.abs().max()).item() < 1e-2
 
 
-@pytest.mark.skipif(not dispatch.has_plan(), reason="built without the plan module")
 def test_rows_of_the_table() -> None:
     """Rows 4 and 5, which the tests above ask for, are the last of the modified table."""
     with pytest.raises(RuntimeError, match="no such row"):

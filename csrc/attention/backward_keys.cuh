@@ -233,7 +233,8 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
         if constexpr (C::modified) if constexpr (by_mask) load_bytes_transposed(seen, p.rules.mask_rows({w.batch, head, i * C::block_q, w.key + mine}));
         typename backward_row_values<C, Folds>::operands operands;
         s.rows.multiply_key(scores, operands, rows_of(k, mine), q, query.last());
-        if constexpr (C::modified && !C::mask_alone) if constexpr (modified) {  // branches, under which no product is in flight; dP waits for the registers that they take
+        // Branches, under which no product is in flight; dP waits for the registers that they take.
+        if constexpr (C::modified && !C::mask_alone) if constexpr (modified) {
           mma_wait<0>();
           mma_done(scores);
           const backward_scores<T, true, C::row.takes_softcap> tile(p, w.batch, head);
@@ -292,18 +293,18 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
           turn ^= 1;
           if constexpr (!late || !first) {
             mma_done(query_gradient);
-            if constexpr (!late && C::mask_alone) {
+            if constexpr (late)
+              sums.advance(ahead);
+            else if constexpr (C::mask_alone)
               sums.advance(s.notes.tile.note[query.last()].jump);
-            } else {
-              sums.advance(late ? ahead : blocks.way * p.sum_step);
-            }
+            else
+              sums.advance(blocks.way * p.sum_step);
             add_query_gradient();
           }
-          if constexpr (late && C::mask_alone) {
+          if constexpr (late && C::mask_alone)
             ahead = s.notes.tile.note[query.last()].jump;
-          } else if constexpr (late) {
+          else if constexpr (late)
             ahead = i == blocks.first && head != first_head ? blocks.to_next_head(p.steps) * p.sum_step : blocks.way * p.sum_step;
-          }
         } else {
           if constexpr (!C::values_early) add_values();
           mma_begin(key_gradient, rounded_gradient);
@@ -321,27 +322,27 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
       constexpr std::false_type no;
       constexpr backward_kind<backward_block::plain> plain;
       constexpr backward_kind<backward_block::cut> cut;
-      const bool any = blocks.before(blocks.first, blocks.end);
-      if constexpr (C::modified) {
+      constexpr backward_kind<backward_block::masked> by_mask;
+      const bool any = C::mask_alone || blocks.before(blocks.first, blocks.end);
+      if constexpr (C::mask_alone) {
+        auto noted_step = [&](auto first) {
+          const auto& q = next_query();
+          const backward_note note = s.notes.tile.note[query.last()];
+          const int head = uniform(note.head), i = uniform(note.block);
+          const bool last = uniform(note.last());
+          if (uniform(note.hides(wg)))
+            step(q, head, i, by_mask, first);
+          else
+            step(q, head, i, plain, first);
+          return last;
+        };
+        bool last = false;
+        if constexpr (late) last = noted_step(yes);
+        while (!last) last = noted_step(no);
+      } else if constexpr (C::modified) {
         const int beyond = w.key + C::block_k;
         const bool whole = p.rules.scores_are_plain() && !p.rules.given.dropout_state && beyond <= p.keys_of(w.batch);
-        constexpr backward_kind<backward_block::masked> by_mask;
-        if constexpr (C::mask_alone) {
-          auto any_step = [&](auto first) {
-            const auto& q = next_query();
-            const backward_note note = s.notes.tile.note[query.last()];
-            const int head = uniform(note.head), i = uniform(note.block);
-            const bool last = uniform(note.last());
-            if (uniform(note.hides(wg)))
-              step(q, head, i, by_mask, first);
-            else
-              step(q, head, i, plain, first);
-            return last;
-          };
-          bool last = false;
-          if constexpr (late) last = any_step(yes);
-          while (!last) last = any_step(no);
-        } else for (bool last = false; !last;) {
+        for (bool last = false; !last;) {
           const auto& q = next_query();
           const backward_note note = s.notes.tile.note[query.last()];
           const int head = uniform(note.head), i = uniform(note.block);
@@ -350,7 +351,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
           if (uniform(simple && !note.hides(wg)))
             step(q, head, i, plain, no);
           else if (uniform(simple && p.rules.mask_has_vectors))
-            step(q, head, i, backward_kind<backward_block::masked>{}, no);
+            step(q, head, i, by_mask, no);
           else
             step(q, head, i, backward_kind<backward_block::modified>{}, no);
         }
@@ -374,7 +375,7 @@ template <class C, bool SumsQuery, bool Folds, bool InOrder = false> struct back
         }
       }
       if constexpr (late)
-        if (any || C::mask_alone) {  // dQ of the last step
+        if (any) {  // dQ of the last step
           named_barrier{stored + 2 * (1 - wg) + (turn ^ 1), consumers}.sync();
           mma_begin(query_gradient);
           make_query_gradient(s.score_gradients.tile.tile[turn ^ 1]);

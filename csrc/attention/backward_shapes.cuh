@@ -25,9 +25,9 @@ template <class T, const auto& Rows, int Row, bool Modified = false> struct back
   static constexpr int block_m = row.block_m, block_n = row.block_n, key_stages = row.key_stages, value_stages = row.value_stages;
   static constexpr bool modified = Modified, mask_alone = row.mask_alone;
   static constexpr int bias_stages = backward_bias_stages(row);
-  // The producer of the modified class looks up which blocks are empty.
-  static constexpr int producer_registers = !modified ? 24 : mask_alone ? 24 : head_dim > 64 ? 40 : 56;
-  static constexpr int consumer_registers = !modified ? 240 : mask_alone ? 240 : head_dim > 64 ? 232 : 224;
+  // The producer of the modified class looks up which blocks are empty; where a bool mask is alone, a thread beside it (backward_scout.cuh).
+  static constexpr int producer_registers = !modified || mask_alone ? 24 : head_dim > 64 ? 40 : 56;
+  static constexpr int consumer_registers = !modified || mask_alone ? 240 : head_dim > 64 ? 232 : 224;
   static_assert(producer_registers + 2 * consumer_registers <= kittens::registers_to_share(3), "registers: a CTA has no more");
   // How two warpgroups share dQ of a step: columns of one 64-row tile, or a 64-row tile each.
   static constexpr bool split_columns = block_q == 64;
@@ -69,8 +69,7 @@ template <class C> struct backward_tiles {
   using query_bias = kittens::shared_tile<T, C::block_m, C::block_n>;
 };
 
-// The barriers of a kernel's four rings and its mailbox, ready for all.
-// `threads` more receive messages.
+// The barriers of a kernel's four rings and its mailbox, whose messages `threads` receive too, ready for all.
 template <class Shared> KITTENS_INLINE void backward_barriers(Shared& s, kittens::cta cta, int consumers, int threads = 0) {
   if (cta.warpgroup == 0 && cta.elect()) {
     s.query_flags.init(consumers);

@@ -12,7 +12,6 @@ struct forward_rule {
   int64_t longest;          // largest length_k
   int configuration;
   const char* reason;
-  bool takes_softcap = true;
 };
 
 // Where all tiles of 64 rows fit the multiprocessors at once. Of two head dims the larger counts; those between 128 and 192 keep their row.
@@ -79,7 +78,7 @@ constexpr forward_rule rules_sm90[] = {
 
 constexpr forward_rule rules_sm90_modified[] = {
     {64, 64, true, any_length, 0, "head_dim <= 64, modified scores: 128x128 tiles"},
-    {128, 128, true, any_length, 1, "head_dim <= 128, modified scores: 128x128 tiles", false},
+    {128, 128, true, any_length, 1, "head_dim <= 128, modified scores: 128x128 tiles"},
     {128, 128, true, any_length, 2, "head_dim <= 128, modified scores, a soft cap: 128x128 tiles"},
     {256, 256, true, any_length, 3, "head_dim <= 256, modified scores: 128x64 tiles"},
 };
@@ -120,8 +119,6 @@ struct backward_rule {
   int head_dim, value_dim;  // largest it takes
   int configuration;
   const char* reason;
-  bool takes_softcap = true;
-  bool mask_alone = false;  // for calls that a bool mask alone modifies, and for no others
 };
 
 constexpr backward_rule backward_rules_sm90[] = {
@@ -133,10 +130,10 @@ constexpr backward_rule backward_rules_sm90[] = {
 };
 
 constexpr backward_rule backward_rules_sm90_modified[] = {
-    {64, 64, 4, "head_dim <= 64, a bool mask alone: 128 keys, steps of 128 queries", false, true},
-    {128, 128, 5, "head_dim <= 128, a bool mask alone: 128 keys, steps of 64 queries", false, true},
+    {64, 64, 4, "head_dim <= 64, a bool mask alone: 128 keys, steps of 128 queries"},
+    {128, 128, 5, "head_dim <= 128, a bool mask alone: 128 keys, steps of 64 queries"},
     {64, 64, 0, "head_dim <= 64: 128 keys, steps of 64 queries"},
-    {128, 128, 1, "head_dim <= 128: 128 keys, steps of 64 queries", false},
+    {128, 128, 1, "head_dim <= 128: 128 keys, steps of 64 queries"},
     {128, 128, 2, "head_dim <= 128, a soft cap: 64 keys, a warpgroup for each gradient"},
     {256, 256, 3, "head_dim <= 256: 64 keys, a warpgroup for each gradient"},
 };
@@ -147,10 +144,18 @@ constexpr backward_rule backward_rules_cpu[] = {
     {256, 256, 2, "head_dim <= 256: steps of 64 queries"},
 };
 
-template <int N> const backward_rule* find_rule(const backward_rule (&rules)[N], const forward_problem& p, bool mask_alone = false) {
-  for (const backward_rule& rule : rules)
-    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && (rule.takes_softcap || !p.softcap) && (mask_alone || !rule.mask_alone))
+// Rows for calls that a bool mask alone modifies take no others, and whole tiles of keys.
+bool takes(const backward_row& row, const forward_problem& p, bool mask_alone) {
+  return !row.mask_alone || (mask_alone && p.length_k % row.block_k() == 0);
+}
+
+template <int N, int Rows>
+const backward_rule* find_rule(const backward_rule (&rules)[N], const backward_row (&rows)[Rows], const forward_problem& p, bool mask_alone = false) {
+  for (const backward_rule& rule : rules) {
+    const backward_row& row = rows[rule.configuration];
+    if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && (row.takes_softcap || !p.softcap) && takes(row, p, mask_alone))
       return &rule;
+  }
   return nullptr;
 }
 
@@ -169,10 +174,11 @@ int64_t element_bytes(element_type type) {
   return type == element_type::float64 ? 8 : type == element_type::float32 ? 4 : 2;
 }
 
-template <int N> const forward_rule* find_rule(const forward_rule (&rules)[N], const forward_problem& p, bool interval) {
+template <int N, int Rows>
+const forward_rule* find_rule(const forward_rule (&rules)[N], const forward_row (&rows)[Rows], const forward_problem& p, bool interval) {
   for (const forward_rule& rule : rules)
     if (p.head_dim <= rule.head_dim && p.value_dim <= rule.value_dim && interval == rule.interval && p.length_k <= rule.longest &&
-        (rule.takes_softcap || !p.softcap))
+        (rows[rule.configuration].takes_softcap || !p.softcap))
       return &rule;
   return nullptr;
 }
@@ -326,9 +332,11 @@ forward_plan plan_forward(const forward_problem& problem, int configuration, int
   const bool interval = plan.kind != mask_class::full;
   const small_rule* small = sm90 && !p.modified ? find_small_rule(p) : nullptr;
   if (small && configuration < 0) configuration = small->configuration;
-  const bool chosen = !sm90        ? choose_row(plan, forward_rows_cpu, find_rule(rules_cpu, p, interval), p, configuration)
-                      : p.modified ? choose_row(plan, forward_rows_sm90_modified, find_rule(rules_sm90_modified, p, interval), p, configuration)
-                                   : choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, p, interval), p, configuration);
+  const bool chosen =
+      !sm90 ? choose_row(plan, forward_rows_cpu, find_rule(rules_cpu, forward_rows_cpu, p, interval), p, configuration)
+      : p.modified
+          ? choose_row(plan, forward_rows_sm90_modified, find_rule(rules_sm90_modified, forward_rows_sm90_modified, p, interval), p, configuration)
+          : choose_row(plan, forward_rows_sm90, find_rule(rules_sm90, forward_rows_sm90, p, interval), p, configuration);
   if (!chosen) return plan;
   if (small && small->configuration == configuration) plan.reason = small->reason;
   if (!sm90 && configuration < 0 && !p.modified) say_who_is_faster(plan, problem);
@@ -346,15 +354,15 @@ backward_plan plan_backward(const forward_problem& p, const backward_request& re
   plan.mask = make_interval(p.corner, p.window_left, p.window_right, static_cast<int>(p.length_q), static_cast<int>(p.length_k));
   const bool may_fold = request.scale >= least_folded_scale && request.scale <= most_folded_scale;
   // dQ is summed, in any order, by a kernel that folds.
-  const bool mask_alone = request.mask_alone && request.need_query && request.need_keys && !request.deterministic && may_fold &&
-                          p.corner == 0 && p.window_left < 0 && p.window_right < 0 && p.length_k % 128 == 0;
+  const bool mask_alone = request.mask_alone && request.need_query && request.need_keys && !request.deterministic && may_fold && is_open(plan.mask);
   const bool chosen =
-      !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, p), p, configuration)
+      !sm90 ? choose_row(plan, backward_rows_cpu, find_rule(backward_rules_cpu, backward_rows_cpu, p), p, configuration)
       : p.modified
-          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, p, mask_alone), p, configuration)
-          : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, p), p, configuration);
+          ? choose_row(plan, backward_rows_sm90_modified, find_rule(backward_rules_sm90_modified, backward_rows_sm90_modified, p, mask_alone), p,
+                       configuration)
+          : choose_row(plan, backward_rows_sm90, find_rule(backward_rules_sm90, backward_rows_sm90, p), p, configuration);
   if (!chosen) return plan;
-  if (plan.row.mask_alone && !mask_alone) {
+  if (!takes(plan.row, p, mask_alone)) {
     plan.configuration = -1;
     plan.reason = "this row of the table takes a bool mask alone, all gradients but in no fixed order, and a multiple of 128 keys";
     return plan;

@@ -26,16 +26,10 @@ struct backward_call {
   const modifier_inputs* modifiers = nullptr;  // of the ops with modifiers
   bool need_bias = false;
 
-  // Whether the modified kernels are needed: sinks alone are in the logsumexp.
-  bool modifies() const { return modifiers && modifiers_of(*modifiers, query, key).any(); }
-  bool caps() const { return modifiers && modifiers->softcap != 0; }
+  score_modifiers given() const { return modifiers ? modifiers_of(*modifiers, query, key) : score_modifiers{}; }
   ScalarType real() const { return query.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
-  backward_request request() const {
-    backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, scale};
-    if (modifiers) {
-      const score_modifiers m = modifiers_of(*modifiers, query, key);
-      r.mask_alone = m.mask_has_vectors() && !m.beyond_mask();
-    }
+  backward_request request(const score_modifiers& m) const {
+    backward_request r{need_query, need_key || need_value, deterministic, need_bias, {}, scale, m.mask_has_vectors() && !m.beyond_mask()};
     for (int d = 0; need_bias && d < 4; d++) r.bias_apart[d] = modifiers->bias->size(d) != 1;
     return r;
   }
@@ -239,13 +233,12 @@ class prepared_call {
 
 gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked_seed) {
   check_call(c);
-  const bool modified = c.modifies();
+  const score_modifiers modifiers = c.given();
   const int threads = checked_seed ? 2 : static_cast<int>(torch::stable::get_num_threads());
   forward_problem problem = problem_of(machine_kind::cpu, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, threads);
   if (checked_seed) problem.machine = machine_kind::sm90;  // the checked machine runs the H200's configurations
-  problem.modified = modified;
-  problem.softcap = c.caps();
-  const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
+  describe(problem, modifiers);
+  const backward_plan plan = plan_backward(problem, c.request(modifiers), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, false);
   if (!call.launches) return call.finish();
@@ -253,7 +246,7 @@ gradients_of_call run_cpu(const backward_call& c, std::optional<int64_t> checked
   if (plan.key_tiles > plan.key_grid || plan.in_order) call.arguments.key_counter = counters;
   if (plan.query_tiles > plan.query_grid) call.arguments.query_counter = counters + 1;
   if (call.cleared_bytes) __builtin_memset(call.arguments.query_sum, 0, call.cleared_bytes);
-  const auto find = !modified      ? checked_seed ? find_backward_checked : find_backward_cpu
+  const auto find = !problem.modified ? checked_seed ? find_backward_checked : find_backward_cpu
                     : checked_seed ? find_modified_backward_checked
                                    : find_modified_backward_cpu;
   const backward_launcher launch = find(problem.type, plan.configuration);
@@ -277,9 +270,9 @@ gradients_of_call run_cuda(const backward_call& c) {
         "; the kernels are for 9.0 (H100, H200)");
   forward_problem problem =
       problem_of(machine_kind::sm90, c.query, c.key, c.value, c.corner, c.window_left, c.window_right, kittens::multiprocessors(device));
-  problem.modified = c.modifies();
-  problem.softcap = c.caps();
-  const backward_plan plan = plan_backward(problem, c.request(), static_cast<int>(c.configuration));
+  const score_modifiers modifiers = c.given();
+  describe(problem, modifiers);
+  const backward_plan plan = plan_backward(problem, c.request(modifiers), static_cast<int>(c.configuration));
   check_plan(plan, c.configuration);
   prepared_call call(c, problem, plan, true);
   if (!call.launches) return call.finish();

@@ -104,9 +104,7 @@ forward_result run_cpu(const Tensor& query, const Tensor& key, const Tensor& val
   forward_problem problem = problem_of(machine_kind::cpu, query, key, value, corner, window_left, window_right, threads);
   problem.machine = machine;
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
-  problem.modified = modifiers.any();
-  problem.sinks = modifiers.sinks != nullptr;
-  problem.softcap = modifiers.softcap != 0;
+  describe(problem, modifiers);
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
   forward_outputs out = make_outputs(query, value, into);
@@ -148,9 +146,7 @@ forward_result run_cuda(const Tensor& query, const Tensor& key, const Tensor& va
   forward_problem problem =
       problem_of(machine_kind::sm90, query, key, value, corner, window_left, window_right, kittens::multiprocessors(device));
   const score_modifiers modifiers = modified ? modifiers_of(*modified, query, key) : score_modifiers{};
-  problem.modified = modifiers.any();
-  problem.sinks = modifiers.sinks != nullptr;
-  problem.softcap = modifiers.softcap != 0;
+  describe(problem, modifiers);
   const forward_plan plan = plan_forward(problem, static_cast<int>(configuration), static_cast<int>(splits));
   check_plan(plan, configuration);
   forward_outputs out = make_outputs(query, value, into);

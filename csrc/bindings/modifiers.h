@@ -18,6 +18,13 @@ inline const Tensor* pointer_to(const std::optional<Tensor>& t) { return t ? &*t
 // Checks them against query (batch, head, row, column) and key.
 score_modifiers modifiers_of(const modifier_inputs& inputs, const Tensor& query, const Tensor& key);
 
+// What the plans ask of them.
+inline void describe(forward_problem& problem, const score_modifiers& modifiers) {
+  problem.modified = modifiers.any();
+  problem.sinks = modifiers.sinks != nullptr;
+  problem.softcap = modifiers.softcap != 0;
+}
+
 // The classes of the mask's tiles, and the memory they are in where it is not the inputs'.
 struct classified_mask {
   tile_classes classes;

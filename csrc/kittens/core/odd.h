@@ -21,7 +21,8 @@ template <class Real> struct odd_function {
 template <class Real> inline odd_function<Real> small_tanh(double factor, double scale) {
   constexpr int degree = odd_function<Real>::degree;
   constexpr double limit = 0.5;  // of (scale x)^2
-  double p[degree + 1] = {0.999999668164485, -0.33329980353600197, 0.1327831581063395, -0.050731343945912555, 0.013653110060070275};  // tanh(x) / x in powers of x^2, by minimax
+  // tanh(x) / x in powers of x^2, by minimax.
+  double p[degree + 1] = {0.999999668164485, -0.33329980353600197, 0.1327831581063395, -0.050731343945912555, 0.013653110060070275};
   odd_function<Real> f = {};
   if (!(scale * scale > 1e-30 && scale * scale < 1e30)) return f;  // bias 0: no number is small enough
   double bias = 1;

@@ -1,5 +1,4 @@
-// Sums in global memory to which many CTAs add, in an order that the kernel chooses: for each place an integer in
-// global memory counts the visits that have ended, and a CTA enters when all that go before it have left.
+// Turnstiles: see sm90/turnstile.cuh. Who waits for a turn lets the other fibers and CTAs run.
 #pragma once
 #include "pipeline.h"
 
